@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportCallIssue=false, reportMissingParameterType=false
-"""Times the delta-rule kernels of delta_rule/ in the shapes of Qwen3.6-35B-A3B and Qwen3.6-27B, in CUDA graphs.
+"""Times the delta-rule kernels in the shapes of Qwen3.6-35B-A3B and Qwen3.6-27B, in CUDA graphs.
 
 A decoding step against a copy of the same bytes; prompts against the recurrence token by token. Medians.
 """
@@ -16,31 +16,33 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from delta_rule.decode import decode
-from delta_rule.prefill import prefill
-from delta_rule.reference import Cache, Parameters, Projections, Rows
+
+from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
+from blink.kernels.gpu.recurrent.decode import decode
+from blink.kernels.gpu.recurrent.prefill import prefill
+from blink.kernels.layer_cache import StateCache
 
 SHAPES = {"35B-A3B": (16, 32, 128, 128), "27B": (16, 48, 128, 128)}
 _ROTATED_BYTES = 600 << 20  # of states, so that nothing stays in L2 from one replay to the next
 
 
-def draw(shape: tuple[int, int, int, int], tokens: int) -> tuple[Parameters, Projections]:
+def draw(shape: tuple[int, int, int, int], tokens: int) -> tuple[DeltaWeights, Projections]:
     """Return random weights and projections in bf16."""
     k_heads, v_heads, k_dim, v_dim = shape
     channels = 2 * k_heads * k_dim + v_heads * v_dim
     conv = (torch.randn(4, channels, device="cuda") * 0.5).bfloat16()
     rate, dt_bias = -torch.rand(v_heads, device="cuda") - 0.3, torch.rand(v_heads, device="cuda") * 4 - 5
-    parameters = Parameters(conv, rate, dt_bias, torch.rand(v_dim, device="cuda") + 0.5, 1e-6, k_heads, k_dim)
+    weights = DeltaWeights(conv, rate, dt_bias, torch.rand(v_dim, device="cuda") + 0.5, 1e-6, k_heads, k_dim)
     widths = (channels, v_heads * v_dim, v_heads, v_heads)
-    return parameters, Projections(*torch.randn(tokens, sum(widths), device="cuda").bfloat16().split(widths, 1))
+    return weights, Projections(*torch.randn(tokens, sum(widths), device="cuda").bfloat16().split(widths, 1))
 
 
-def make_cache(shape: tuple[int, int, int, int], slots: int) -> Cache:
+def make_cache(shape: tuple[int, int, int, int], slots: int) -> StateCache:
     """Return random slots of one layer."""
     k_heads, v_heads, k_dim, v_dim = shape
     channels = 2 * k_heads * k_dim + v_heads * v_dim
     states = torch.randn(slots, v_heads, k_dim, v_dim, device="cuda")
-    return Cache(states, torch.randn(slots, 4, channels, device="cuda").bfloat16())
+    return StateCache(states, torch.randn(slots, 4, channels, device="cuda").bfloat16())
 
 
 def make_rows(positions: Sequence[int], counts: Sequence[int]) -> Rows:
@@ -71,11 +73,11 @@ def time_decode(name: str, counts: Sequence[int], **options: Any) -> None:
     """Print how long a layer's step takes, and a copy of as many bytes as its state has."""
     shape = SHAPES[name]
     for num_rows in counts:
-        parameters, x = draw(shape, num_rows)
+        weights, x = draw(shape, num_rows)
         rows = make_rows([1000] * num_rows, [1] * num_rows)
         layers = max(4, min(256, _ROTATED_BYTES // (num_rows * shape[1] * shape[2] * shape[3] * 4)))
         caches = [make_cache(shape, num_rows) for _ in range(layers)]
-        steps = [partial(decode, x, cache, rows, parameters, **options) for cache in caches]
+        steps = [partial(decode, x, cache, rows, weights, **options) for cache in caches]
         pairs = zip(caches, [*caches[layers // 2 :], *caches[: layers // 2]], strict=True)
         copies = [partial(to.states.copy_, of.states) for to, of in pairs]
         step, copied, moved = time_graph(steps), time_graph(copies), 2 * caches[0].states.nbytes
@@ -121,9 +123,9 @@ def time_prompts(name: str, cases: Sequence[Sequence[int]], **options: Any) -> N
     k_heads, v_heads, k_dim, v_dim = shape
     for counts in cases:
         tokens = sum(counts)
-        parameters, x = draw(shape, tokens)
+        weights, x = draw(shape, tokens)
         cache, rows = make_cache(shape, len(counts)), make_rows([64] * len(counts), counts)
-        taken = time_graph([partial(prefill, x, cache, rows, parameters, **options)] * 3)
+        taken = time_graph([partial(prefill, x, cache, rows, weights, **options)] * 3)
         moved = 2 * tokens * (2 * k_heads * k_dim + 3 * v_heads * v_dim) + 2 * cache.states.nbytes
         chunks = sum(-(-count // 64) for count in counts)
         flops = chunks * v_heads * 2 * 64 * (64 * (3 * k_dim + 2 * v_dim) + 3 * k_dim * v_dim)

@@ -21,7 +21,8 @@ from early import EarlyModule
 _MODULES = (
     "activation",
     "attention",
-    "gguf_products",
+    "delta_rule",
+    "gguf_matmul",
     "moe",
     "quantized",
     "rms_norm",
@@ -30,16 +31,17 @@ _MODULES = (
 
 
 def list_kernels() -> set[str]:
-    """Return module.name of each function that the host launches: name[grid](...)."""
+    """Return module.name of each function that the host launches: name[grid](...) or module.name[grid](...)."""
     launched: set[str] = set()
     for path in Path(blink.kernels.gpu.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Subscript)
-                and isinstance(node.func.value, ast.Name)
-            ):
-                launched.add(f"{path.stem}.{node.func.value.id}")
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)):
+                continue
+            match node.func.value:
+                case ast.Name(name):
+                    launched.add(f"{path.stem}.{name}")
+                case ast.Attribute(ast.Name(module), name):
+                    launched.add(f"{module}.{name}")
     return launched
 
 

@@ -17,7 +17,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import paged_attention, plan_attention
 from blink.kernels.cpu.rotary import rotate_and_store_torch
 from blink.kernels.gpu.device import has_clusters
-from blink.kernels.layer_cache import LayerCache
+from blink.kernels.layer_cache import KvCache, LayerCache
 from blink.kernels.operands import AttentionOptions, HeadNorm, KvScales
 from blink.kernels.rotary import make_rotary_table
 from blink.llm import RequestOutput
@@ -142,7 +142,7 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     host_batch.block_tables.clamp_(max=num_blocks - 1)
     batch = on_gpu(host_batch)
     wide = fill_cache(decoder.allocate_kv_cache(num_blocks, BLOCK_SIZE))
-    cache = tuple(LayerCache(layer.cells.to(FP8)) for layer in wide)
+    cache = KvCache({index: LayerCache(layer.cells.to(FP8)) for index, layer in enumerate(wide)})
     twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
     expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The delta-rule kernels of benchmarks/kernels/delta_rule against the plain reference.
+"""The delta-rule kernels against the rule in plain PyTorch.
 
 With TRITON_INTERPRET=1 those of prompts run on the CPU, in float32.
 """
@@ -14,14 +14,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from delta_rule_kernels import draw_parameters, draw_projections, load, make_cache, make_rows, reference
+from blink.kernels.cpu import delta_rule as reference
+from blink.kernels.layer_cache import StateCache
+from delta_rule_kernels import draw_projections, draw_weights, make_cache, make_rows
 from triton_interpreter import IS_INTERPRETED, large
 
 pytest.importorskip("triton")
 if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-prefill, inversion = load("prefill"), load("invert")
+from blink.kernels.gpu.recurrent import decode as decoding
+from blink.kernels.gpu.recurrent import invert as inversion
+from blink.kernels.gpu.recurrent import prefill
+
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 DTYPES = [torch.float32] if IS_INTERPRETED else [torch.float32, torch.bfloat16]
 SMALL, GROUPS_OF_THREE, LARGE = (1, 2, 16, 16), (2, 6, 64, 32), (16, 32, 128, 128)  # nk, nv, dk, dv
@@ -46,7 +51,7 @@ def check(
 
 
 def copy(cache: Any) -> Any:
-    return reference.Cache(*(part.clone() for part in cache))
+    return StateCache(cache.states.clone(), cache.inputs.clone())
 
 
 def skip_unless_it_fits(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
@@ -56,9 +61,9 @@ def skip_unless_it_fits(sizes: tuple[int, int, int, int], dtype: torch.dtype) ->
 
 def draw(sizes: tuple[int, int, int, int], tokens: int, slots: int, dtype: torch.dtype) -> tuple[Any, Any, Any]:
     torch.manual_seed(tokens)
-    parameters = draw_parameters(*sizes, device=DEVICE, dtype=dtype)
-    x = draw_projections(tokens, parameters, device=DEVICE, dtype=dtype)
-    return parameters, x, make_cache(slots, parameters, device=DEVICE, dtype=dtype)
+    weights = draw_weights(*sizes, device=DEVICE, dtype=dtype)
+    x = draw_projections(tokens, weights, device=DEVICE, dtype=dtype)
+    return weights, x, make_cache(slots, weights, device=DEVICE, dtype=dtype)
 
 
 def fill(cache: Any, slots: list[int]) -> None:
@@ -74,10 +79,10 @@ def test_a_prompt_equals_the_reference_whatever_the_slot_held(
     tokens: int, sizes: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:
     skip_unless_it_fits(sizes, dtype)
-    parameters, x, cache = draw(sizes, tokens, 3, dtype)
+    weights, x, cache = draw(sizes, tokens, 3, dtype)
     rows, wanted = make_rows([1], [0], [tokens], DEVICE), copy(cache)
-    expected = reference.advance(x, wanted, rows, parameters)
-    check((prefill.prefill(x, cache, rows, parameters), cache), (expected, wanted), [1], dtype)
+    expected = reference.advance(x, wanted, rows, weights)
+    check((prefill.prefill(x, cache, rows, weights), cache), (expected, wanted), [1], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -85,19 +90,19 @@ def test_a_prompt_equals_the_reference_whatever_the_slot_held(
 def test_rows_of_all_lengths_start_from_their_states(sizes: tuple[int, int, int, int], dtype: torch.dtype) -> None:
     skip_unless_it_fits(sizes, dtype)
     counts, slots, positions = [5, 0, 64, 1, 130, 2], [6, 0, 2, 7, 1, 4], [0, 9, 3, 1, 1000, 2]
-    parameters, x, cache = draw(sizes, sum(counts), 9, dtype)
+    weights, x, cache = draw(sizes, sum(counts), 9, dtype)
     fill(cache, [2, 7, 1, 4])
     rows, wanted = make_rows(slots, positions, counts, DEVICE), copy(cache)
-    expected = reference.advance(x, wanted, rows, parameters)
-    check((prefill.prefill(x, cache, rows, parameters), cache), (expected, wanted), [6, 2, 7, 1, 4], dtype)
+    expected = reference.advance(x, wanted, rows, weights)
+    check((prefill.prefill(x, cache, rows, weights), cache), (expected, wanted), [6, 2, 7, 1, 4], dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_padding_rows_touch_no_slot(dtype: torch.dtype) -> None:
-    parameters, x, cache = draw(SMALL, 80, 2, dtype)
+    weights, x, cache = draw(SMALL, 80, 2, dtype)
     rows, wanted = make_rows([1, -1, -1], [0, 0, 7], [70, 10, 0], DEVICE), copy(cache)
-    expected = reference.advance(x, wanted, rows, parameters)
-    found = prefill.prefill(x, cache, rows, parameters)
+    expected = reference.advance(x, wanted, rows, weights)
+    found = prefill.prefill(x, cache, rows, weights)
     check((found[:70], cache), (expected[:70], wanted), [1], dtype)
 
 
@@ -109,13 +114,13 @@ def test_a_prompt_cut_anywhere_leaves_the_same_state(
 ) -> None:
     skip_unless_it_fits(sizes, dtype)
     tokens = 150 if IS_INTERPRETED else 700
-    parameters, x, cache = draw(sizes, tokens, 2, dtype)
+    weights, x, cache = draw(sizes, tokens, 2, dtype)
     wanted, found = copy(cache), list[Tensor]()
-    expected = reference.advance(x, wanted, make_rows([1], [0], [tokens], DEVICE), parameters)
+    expected = reference.advance(x, wanted, make_rows([1], [0], [tokens], DEVICE), weights)
     cuts = [0, *sorted(random.Random(seed).sample(range(1, tokens), 6)), tokens]
     for first, end in itertools.pairwise(cuts):
         rows = make_rows([1], [first], [end - first], DEVICE)
-        found.append(prefill.prefill(x.cut(first, end), cache, rows, parameters))
+        found.append(prefill.prefill(x.take(slice(first, end)), cache, rows, weights))
     check((torch.cat(found), cache), (expected, wanted), [1], dtype)
 
 
@@ -125,12 +130,12 @@ def test_one_token_repeated_is_learnt_without_loss(dtype: torch.dtype) -> None:
 
     From the second token on every update is a difference of equal values, so that bf16 loses most here.
     """
-    parameters, x, cache = draw(SMALL if dtype == torch.float32 else LARGE, 200, 2, dtype)
+    weights, x, cache = draw(SMALL if dtype == torch.float32 else LARGE, 200, 2, dtype)
     x.qkv[:] = x.qkv[0].clone()
     x.b[:], x.a[:] = 8.0, -12.0
     rows, wanted = make_rows([1], [0], [200], DEVICE), copy(cache)
-    expected = reference.advance(x, wanted, rows, parameters)
-    check((prefill.prefill(x, cache, rows, parameters), cache), (expected, wanted), [1], dtype, factor=2)
+    expected = reference.advance(x, wanted, rows, weights)
+    check((prefill.prefill(x, cache, rows, weights), cache), (expected, wanted), [1], dtype, factor=2)
 
 
 @on_gpu
@@ -151,52 +156,48 @@ CONFIGS = [(512, 1), (256, 2), (128, 2)]
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 32, 64])
 def test_a_token_of_each_row_equals_the_reference(num_rows: int, config: tuple[int, int]) -> None:
-    decode = load("decode")
-    parameters, x, cache = draw(LARGE, num_rows, num_rows + 2, torch.bfloat16)
+    weights, x, cache = draw(LARGE, num_rows, num_rows + 2, torch.bfloat16)
     slots = random.Random(num_rows).sample(range(num_rows + 2), num_rows)
     positions = [row % 7 for row in range(num_rows)]
     fill(cache, [slot for slot, position in zip(slots, positions, strict=True) if position])
     rows, wanted = make_rows(slots, positions, [1] * num_rows, DEVICE), copy(cache)
-    expected = reference.advance(x, wanted, rows, parameters)
-    found = decode.decode(x, cache, rows, parameters, decode.TileConfig(*config))
+    expected = reference.advance(x, wanted, rows, weights)
+    found = decoding.decode_by(decoding.TileConfig(*config), x, cache, rows, weights)
     check((found, cache), (expected, wanted), slots, torch.bfloat16)
 
 
 @on_gpu
 @pytest.mark.parametrize("sizes", [(16, 48, 128, 128), (2, 2, 64, 128), (2, 6, 128, 64)])
 def test_tokens_of_other_heads_equal_the_reference(sizes: tuple[int, int, int, int]) -> None:
-    decode = load("decode")
-    parameters, x, cache = draw(sizes, 5, 6, torch.bfloat16)
+    weights, x, cache = draw(sizes, 5, 6, torch.bfloat16)
     fill(cache, [1, 2, 3])
     rows, wanted = make_rows([1, 2, 3, 4, 5], [9, 3, 2, 0, 0], [1] * 5, DEVICE), copy(cache)
-    expected = reference.advance(x, wanted, rows, parameters)
-    found = decode.decode(x, cache, rows, parameters, decode.TileConfig(128, 1))
+    expected = reference.advance(x, wanted, rows, weights)
+    found = decoding.decode_by(decoding.TileConfig(128, 1), x, cache, rows, weights)
     check((found, cache), (expected, wanted), [1, 2, 3, 4, 5], torch.bfloat16)
 
 
 @on_gpu
 def test_padding_rows_of_a_step_write_nothing() -> None:
-    decode = load("decode")
     slots = [2, *[-1] * 9, 3, *[-1] * 5, 4, -1]
-    parameters, x, cache = draw(LARGE, len(slots), 6, torch.bfloat16)
+    weights, x, cache = draw(LARGE, len(slots), 6, torch.bfloat16)
     fill(cache, [2, 4])
     rows = make_rows(slots, [8, *[5] * 9, 0, *[5] * 5, 1, 5], [1] * len(slots), DEVICE)
     wanted, taken = copy(cache), [0, 10, 16]
-    expected = reference.advance(x, wanted, rows, parameters)
-    for config in (decode.TileConfig(256, 2), decode.TileConfig(512, 1)):
+    expected = reference.advance(x, wanted, rows, weights)
+    for config in (decoding.TileConfig(256, 2), decoding.TileConfig(512, 1)):
         own = copy(cache)
-        found = decode.decode(x, own, rows, parameters, config)
+        found = decoding.decode_by(config, x, own, rows, weights)
         check((found[taken], own), (expected[taken], wanted), [2, 3, 4], torch.bfloat16)
 
 
 @on_gpu
 def test_tokens_behind_a_prompt_go_on_from_its_state() -> None:
-    decode = load("decode")
-    parameters, x, cache = draw(LARGE, 110, 2, torch.bfloat16)
+    weights, x, cache = draw(LARGE, 110, 2, torch.bfloat16)
     wanted = copy(cache)
-    expected = reference.advance(x, wanted, make_rows([1], [0], [110], DEVICE), parameters)
-    found = [prefill.prefill(x.cut(0, 40), cache, make_rows([1], [0], [40], DEVICE), parameters)]
+    expected = reference.advance(x, wanted, make_rows([1], [0], [110], DEVICE), weights)
+    found = [prefill.prefill(x.take(slice(0, 40)), cache, make_rows([1], [0], [40], DEVICE), weights)]
     for token in range(40, 110):
         rows = make_rows([1], [token], [1], DEVICE)
-        found.append(decode.decode(x.cut(token, token + 1), cache, rows, parameters))
+        found.append(decoding.decode(x.take(slice(token, token + 1)), cache, rows, weights))
     check((torch.cat(found), cache), (expected, wanted), [1], torch.bfloat16)

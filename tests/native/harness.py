@@ -82,6 +82,9 @@ class Harness:
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
         self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell
         self.histories = np.zeros_like(self.kv)  # digest of all tokens up to each cell's
+        # Tokens, and their digest, in the recurrent states of each slot; and in each snapshot.
+        self.states = np.full((int(geometry["num_slots"]), 2), -1, np.int64)
+        self.snapshots = np.full((int(geometry["num_snapshots"]), 2), -1, np.int64)
         self.block_size = config.block_size
         self.in_flight = False
         self.log_count = 0
@@ -148,6 +151,8 @@ class Harness:
             self.num_launches += 1
             segment, num_segments = int(self.batch[0]["segment"]), int(self.scheduler["num_segments"])
             self.log_count += int(self.batch[0]["num_rows"]) * (segment == 0)
+            if segment == 0:
+                self._load_snapshots()
             if not self.is_segment or segment + 1 == num_segments:
                 self.compute()  # of a step in segments not before the last: whoever relies on more is found out
         if finish and self.in_flight:
@@ -185,8 +190,26 @@ class Harness:
             self.histories[where[-new:]] = history[-new:]
             assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
+            if len(self.snapshots) > 0:
+                self._advance_state(row, slots[row], history, new)
         self._write_logprobs(rows)
         self._write_prompt_logprobs(ids, positions)
+
+    def _load_snapshots(self) -> None:
+        """Let the rows of a step begin with the snapshots that they are to begin with."""
+        rows = int(self.batch[0]["num_rows"])
+        sources, slots = (self.step_array(name, "i4")[:rows] for name in ("state_sources", "row_slots"))
+        for row in sources.nonzero()[0]:
+            self.states[slots[row]] = self.snapshots[sources[row] - 1]
+
+    def _advance_state(self, row: int, slot: int, history: np.ndarray[Any, Any], new: int) -> None:
+        """See that a row's states are those of all tokens before it, and move them on; history: digests of each."""
+        start = len(history) - new
+        if start > 0:
+            assert self.states[slot].tolist() == [start, history[start - 1]], "the states are of another prefix"
+        self.states[slot] = len(history), history[-1]
+        if target := self.step_array("state_targets", "i4")[row]:
+            self.snapshots[target - 1] = self.states[slot]
 
     def _check_padding(self, rows: int, tokens: int) -> None:
         """See that what fills the graph's size up is harmless: tokens that write no KV, rows without any."""
@@ -195,7 +218,7 @@ class Harness:
         assert (self.step_array("kv_slots", "i4")[tokens:all_tokens] == -1).all(), "padding writes KV"
         for name in ("input_ids", "positions"):
             assert not self.step_array(name, "i4")[tokens:all_tokens].any(), f"padding has {name}"
-        for name in ("context_lens", "row_slots"):
+        for name in ("context_lens", "row_slots", "state_sources", "state_targets"):
             assert not self.step_array(name, "i4")[rows:all_rows].any(), f"padding has {name}"
         assert (self.step_array("query_starts", "i4")[rows : all_rows + 1] == tokens).all(), "padding has tokens"
 

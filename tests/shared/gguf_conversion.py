@@ -37,7 +37,7 @@ def convert(
 
     kinds: types of the matrices, in turn; what has no whole blocks stays float32.
     """
-    attention, mlp = spec.layers[0].mixer, spec.layers[0].mlp
+    attention, mlp = spec.attentions[0], spec.layers[0].mlp
     weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
     names = gguf.get_tensor_name_map(arch, spec.num_layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
@@ -84,14 +84,16 @@ def convert(
 
 def _last(spec: ModelSpec) -> Attention:
     """Return the last layer's attention: that without a window, where some have one."""
-    return spec.layers[-1].mixer
+    attention = spec.layers[-1].mixer.attention
+    assert attention is not None
+    return attention
 
 
 def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     """Write what a family adds, under the names that llama.cpp's converter uses."""
     attention = _last(spec)
     rope = attention.rope
-    if window := max(layer.mixer.window for layer in spec.layers):
+    if window := max(attention.window for attention in spec.attentions):
         writer.add_sliding_window(window)
     if attention.softcap:
         writer.add_attn_logit_softcapping(attention.softcap)

@@ -61,7 +61,10 @@ class Driver:
         )
         # What no row owns must not be read: a wrong index shows as NaN, or fails.
         self.batch.block_tables.fill_(num_blocks + 7)
-        self.kv_cache = decoder.allocate_kv_cache(num_blocks, block_size)
+        self.kv_cache = decoder.allocate_kv_cache(num_blocks, block_size, num_slots)
+        for states in self.kv_cache.recurrent.values():  # which start at zero whatever was there
+            states.states.fill_(torch.nan)
+            states.inputs.fill_(torch.nan)
         self.free_blocks = list(range(num_blocks))
         random.Random(1).shuffle(self.free_blocks)
         self.sequences: list[Sequence] = []

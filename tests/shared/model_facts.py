@@ -98,8 +98,21 @@ def _describe_layers(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
-    attention, mlp = layer.mixer, layer.mlp
+    attention, mlp = layer.mixer.attention, layer.mlp
     mixture = mlp if isinstance(mlp, MoeMlp) else None
+    of_mlp = {
+        "norms": layer.norms,
+        "residual_scale": layer.residual_scale,
+        "activation": mlp.activation,
+        "dense_size": 0 if mixture else mlp.size,
+        "experts": [mixture.experts, mlp.size, mixture.router.top_k, mixture.router.renormalize]
+        if mixture
+        else [0, 0, 0, False],
+        "expert_biases": mixture is not None and mixture.biases,
+        **({"shared_expert": mixture.shared_size} if mixture and mixture.shared_size else {}),
+    }
+    if attention is None:
+        return {"recurrent": asdict(cast(Any, layer.mixer)), **of_mlp}
     return {
         "heads": attention.heads,
         "kv_heads": attention.kv_heads,
@@ -111,14 +124,8 @@ def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
         "sinks": attention.sinks,
         "qk_norm": attention.qk_norm.replace("_", " "),
         "biases": [attention.qkv_bias, attention.output_bias],
-        "norms": layer.norms,
-        "residual_scale": layer.residual_scale,
-        "activation": mlp.activation,
-        "dense_size": 0 if mixture else mlp.size,
-        "experts": [mixture.experts, mlp.size, mixture.router.top_k, mixture.router.renormalize]
-        if mixture
-        else [0, 0, 0, False],
-        "expert_biases": mixture is not None and mixture.biases,
+        **({"output_gate": True} if attention.output_gate else {}),
+        **of_mlp,
     }
 
 

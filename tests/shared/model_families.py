@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from blink import LLM, RequestOutput, SamplingParams
 from mxfp4_checkpoints import quantize_model
@@ -52,7 +52,35 @@ LONG_ROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0, 2.5, 3.0],
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
 }
+MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
+# Models with more than their text, by the text's model_type.
+WITH_PICTURES = {"qwen3_vl_text": "qwen3_vl", "qwen3_vl_moe_text": "qwen3_vl_moe", "qwen3_5_text": "qwen3_5"}
+VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
 PAIR = ["sliding_attention", "full_attention", "sliding_attention"]
+_RECURRENT = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 3, "full_attention", "linear_attention"],
+    "rope_parameters": {**MROPE, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1]},
+    "initializer_range": 0.15,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_SHARED = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 40,
+}
 _PHI3 = {"model_type": "phi3", "sliding_window": 90, "num_attention_heads": 2, "num_key_value_heads": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama-3.1": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
@@ -74,6 +102,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 48,
     },
+    "qwen3_vl": {"model_type": "qwen3_vl_text", "rope_parameters": MROPE, "tie_word_embeddings": True},
+    "qwen3_vl_moe": {
+        "model_type": "qwen3_vl_moe_text",
+        "rope_parameters": MROPE,
+        "attention_bias": True,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,  # twice of it is the hidden size: a transposed matrix has the same shape
+    },
+    "qwen3_next": {
+        **_RECURRENT,
+        **_SHARED,
+        "model_type": "qwen3_next",
+        "mlp_only_layers": [1],
+    },
+    "qwen3_5": {**_RECURRENT, "model_type": "qwen3_5_text", "tie_word_embeddings": True},
+    "qwen3_5_moe": {**_RECURRENT, **_SHARED, "model_type": "qwen3_5_moe_text", "attention_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": 33},
     "ministral": {"model_type": "ministral", "sliding_window": 50, "layer_types": PAIR},
     "mixtral": {"model_type": "mixtral", "sliding_window": 70, "num_local_experts": 4, "num_experts_per_tok": 2},
@@ -130,14 +175,30 @@ def make_prompts() -> list[list[int]]:
     return prompts + [[rng.randrange(3, 128) for _ in range(length)] for length in (5, 7, 16, 40, 100, 220)]
 
 
+def make_model(values: dict[str, Any]) -> Any:
+    """Return a model of transformers; one of a text part is whole, with the least of what sees pictures."""
+    whole = WITH_PICTURES.get(values["model_type"])
+    if whole is None:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager").eval()
+    ties = values.get("tie_word_embeddings", False)
+    config = AutoConfig.for_model(whole, text_config=values, vision_config=VISION, tie_word_embeddings=ties)
+    return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+
+
+def count_parameters(model: Any) -> int:
+    """Return the number of weights of a model's text part."""
+    return sum(weight.numel() for name, weight in model.named_parameters() if ".visual." not in name)
+
+
 def save_model(name: str, path: Path) -> Any:
     """Write the model of a family as a directory of several shards and return it."""
     torch.manual_seed(30)
-    config = AutoConfig.for_model(**{**SMALL, **FAMILIES[name]})
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    model = make_model({**SMALL, **FAMILIES[name]})
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            if weight.ndim == 1:  # norms start at 0 or 1 and biases at 0, which would hide mistakes
+            if weight_name.endswith("A_log"):  # as larger ones start, all is forgotten within two tokens
+                weight.copy_(2 * torch.rand_like(weight) - 1)
+            elif weight.ndim == 1:  # norms start at 0 or 1 and biases at 0, which would hide mistakes
                 weight.copy_(torch.rand_like(weight) + 0.5 if "norm" in weight_name else torch.randn_like(weight))
             elif "bias" in weight_name or "experts" in weight_name:
                 weight.copy_(0.2 * torch.randn_like(weight))

@@ -19,6 +19,11 @@ def make_attention(heads: int, kv_heads: int, head_dim: int, **options: Any) -> 
     return Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope, **options)
 
 
+def attention_of(layer: LayerSpec) -> Attention:
+    assert layer.mixer.attention is not None
+    return layer.mixer.attention
+
+
 def make_spec(
     architecture: str,
     mixer: Attention,
@@ -47,9 +52,9 @@ def fill_cache(cache: KvCache, generator: torch.Generator | None = None) -> KvCa
 
 
 def clone_cache(cache: KvCache) -> KvCache:
-    return tuple(LayerCache(layer.cells.clone()) for layer in cache)
+    return KvCache({index: LayerCache(layer.cells.clone()) for index, layer in enumerate(cache)})
 
 
 def stack_cache(cache: KvCache) -> Tensor:
-    """Return a copy of all layers' cells [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+    """Return a copy of the cells of layers that have some [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
     return torch.stack([layer.cells for layer in cache])

@@ -42,6 +42,7 @@ BUILT = [
     Built("an endpoint: /detokenize", r"DetokenizeBody|answer_detokenize", 1 + 3),
     Built("a model family: Granite", r"import .*\bgranite\b|\"granite\": Family", 1),
     Built("a kernel: 4 bits of prompts", r"INT4_PREFILL|multiply_prompts", 3),
+    Built("a recurrent layer: gated delta-net", r"GatedDeltaNet|\bdelta_rule\b|delta_decode", 6 + 6),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [
@@ -58,12 +59,6 @@ PENDING = [
             "runner/gpu_streams.py",
         ),
         ("adapters", "kernels/gpu/lora.py"),
-    ),
-    Pending(
-        "a recurrent layer: gated delta-net",
-        4,
-        ("models/layers.py", "models/cache_layout.py", "runner/attend.py", "models/families/qwen.py"),
-        ("kernels/gpu/delta_rule.py", "kernels/cpu/delta_rule.py"),
     ),
     Pending(
         "tensor parallel",

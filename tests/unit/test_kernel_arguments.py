@@ -58,6 +58,11 @@ OFFSETS = {
         "cells 0 query 128 block_tables 136 items 144 counters 152 partials 160 lses 168 out 176 scale 184 "
         "table_stride 188 end 192"
     ),
+    "DeltaDecodeArgs": (
+        "qkv 0 z 8 b 16 a 24 conv 32 rate 40 dt_bias 48 norm 56 slots 64 positions 72 states 80 inputs 88 out 96 "
+        "qkv_stride 104 z_stride 108 b_stride 112 a_stride 116 eps 120 end 128"
+    ),
+    "InvertArgs": "below 0 factor 8 out 16 matrices 24 end 32",
     "ConstrainArgs": (
         "header 0 row_slots 8 context_lens 16 params 24 tokens 32 stop_tokens 40 automata 48 places 56 token_starts "
         "64 token_text 72 bits 80 lists 88 may_end 96 new_places 104 max_model_len 112 vocab_size 116 words 120 "

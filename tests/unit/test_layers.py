@@ -17,7 +17,7 @@ from blink.models.cache_layout import CacheLayout, PerToken
 from blink.models.families import FAMILIES, GGUF_NAMES
 from blink.models.layers import DenseMlp, LayerSpec, MoeMlp, Router, repeat_layer
 from blink.models.rope import Rope
-from model_specs import make_attention, make_spec
+from model_specs import attention_of, make_attention, make_spec
 
 _PACKAGE = Path(blink.__file__).parent
 # What else has such names: parsers of texts and their flags, tokenizers, templates, and grammars of replies.
@@ -30,18 +30,20 @@ def test_equal_layers_are_one_object_and_windows_as_long_as_the_context_are_none
     local = Rope(theta=5.0, rotary_dim=64)
     layer = LayerSpec(mixer=make_attention(4, 2, 64), mlp=DenseMlp(size=96))
     layers = repeat_layer(layer, (0, 30, 0, 30, 128), 128, local)
-    assert [one.mixer.window for one in layers] == [0, 30, 0, 30, 0]
-    assert [one.mixer.rope == local for one in layers] == [False, True, False, True, True]
+    assert [attention_of(one).window for one in layers] == [0, 30, 0, 30, 0]
+    assert [attention_of(one).rope == local for one in layers] == [False, True, False, True, True]
     assert layers[0] is layers[2] and layers[1] is layers[3] and layers[0] == layer
-    spec = replace(make_spec("llama", layer.mixer, layer.mlp, num_layers=1), layers=layers)
+    spec = replace(make_spec("llama", attention_of(layer), layer.mlp, num_layers=1), layers=layers)
     assert spec.distinct_layers == (layers[0], layers[1], layers[4])
-    assert [one.mixer.window for one in spec.limit(30).layers] == [0] * 5
+    assert [attention_of(one).window for one in spec.limit(30).layers] == [0] * 5
     assert len({id(one) for one in spec.limit(64).layers}) == 3
 
 
 def test_layers_of_both_kinds_add_up() -> None:
     dense = make_spec("llama", make_attention(4, 2, 64), DenseMlp(size=96), num_layers=3)
-    both = replace(dense, layers=(*dense.layers, *make_spec("", dense.layers[0].mixer, MIXTURE, num_layers=2).layers))
+    both = replace(
+        dense, layers=(*dense.layers, *make_spec("", attention_of(dense.layers[0]), MIXTURE, num_layers=2).layers)
+    )
     assert both.mixture is MIXTURE and dense.mixture is None
     assert both.num_expert_weights == 2 * 8 * 3 * 512 * 48 and dense.num_expert_weights == 0
     attention = 512 * 64 * (2 * 4 + 2 * 2)
@@ -77,7 +79,7 @@ def test_each_layer_is_checked(change: dict[str, object], rule: str) -> None:
     with pytest.raises(ConfigError, match=f"here: .*{rule}"):
         replace(spec, layers=(*spec.layers, changed)).check("here")
     with pytest.raises(ConfigError, match="more experts than there are"):
-        make_spec("", spec.layers[0].mixer, replace(MIXTURE, experts=2), num_layers=1).check("here")
+        make_spec("", attention_of(spec.layers[0]), replace(MIXTURE, experts=2), num_layers=1).check("here")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xAD61875C4E03746E
+GOLDEN_DIGEST = 0x4944318316DE6C29
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -38,7 +38,7 @@ def test_transformers_builds_the_same_model(name: str) -> None:
     assert model.num_parameters() == spec.num_parameters
     rates = model.model.rotary_emb
     assert tuple(model.lm_head.weight.shape) == (spec.vocab_size, spec.hidden_size)
-    assert rates.inv_freq.shape == (spec.layers[0].mixer.rope.rotary_dim // 2,)
+    assert rates.inv_freq.shape == (spec.attentions[0].rope.rotary_dim // 2,)
 
 
 def with_overrides(changes: dict[str, Any], **values: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.runner.run import Runner
 from model_driver import Driver
-from model_families import FAMILIES, MXFP4, NUM_NEW, check, generate, make_prompts, save_model
+from model_families import FAMILIES, MXFP4, NUM_NEW, check, count_parameters, generate, make_prompts, save_model
 from model_specs import stack_cache
 
 # The others are near to these: what sets them apart is in the long run, and in tests of their parts.
@@ -32,7 +32,7 @@ CUT_NAMES = [name if name in _CUT else pytest.param(name, marks=pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_and_logprobs_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_model(name, tmp_path)
-    assert read_spec(tmp_path).num_parameters == model.num_parameters()
+    assert read_spec(tmp_path).num_parameters == count_parameters(model)
     prompts = make_prompts()
     check(model, prompts, generate(tmp_path, prompts, "cpu"))
 
@@ -72,11 +72,45 @@ def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> 
     config = json.loads((tmp_path / "config.json").read_text())
     nested = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(nested))
-    weights = {name: value for shard in tmp_path.glob("*.safetensors") for name, value in load_file(shard).items()}
-    for file in tmp_path.glob("*.safetensors*"):
-        file.unlink()
+    weights = take_weights(tmp_path)
     save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")
     assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5_moe"])
+def test_experts_are_read_from_one_tensor_of_all_or_one_for_each(name: str, tmp_path: Path) -> None:
+    """Published files have one of all, transposed or not; those that transformers writes may not."""
+    save_model(name, tmp_path)
+    prompts = make_prompts()[2:5]
+    expected = generate(tmp_path, prompts, "cpu")
+    weights = take_weights(tmp_path)
+    rewrite = transpose_experts if any(part.endswith("experts.down_proj") for part in weights) else fuse_experts
+    save_file(rewrite(weights), tmp_path / "model.safetensors")
+    assert generate(tmp_path, prompts, "cpu") == expected
+
+
+def take_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return a directory's weights, and delete their files."""
+    weights = {name: value for shard in path.glob("*.safetensors") for name, value in load_file(shard).items()}
+    for file in path.glob("*.safetensors*"):
+        file.unlink()
+    return weights
+
+
+def transpose_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.mT.contiguous() if ".experts." in name else value for name, value in weights.items()}
+
+
+def fuse_experts(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = {name: value for name, value in weights.items() if ".experts." not in name}
+    for prefix in {name.partition(".experts.")[0] for name in weights if ".experts." in name}:
+        experts = range(len({name for name in weights if name.startswith(f"{prefix}.experts.")}) // 3)
+        gate, up, down = (
+            torch.stack([weights[f"{prefix}.experts.{expert}.{part}_proj.weight"] for expert in experts])
+            for part in ("gate", "up", "down")
+        )
+        found |= {f"{prefix}.experts.gate_up_proj": torch.cat((gate, up), 1), f"{prefix}.experts.down_proj": down}
+    return found
 
 
 def test_every_family_has_a_model_here() -> None:

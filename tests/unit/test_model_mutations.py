@@ -53,7 +53,7 @@ def load_weights(path: Path) -> None:
 def describe(path: Path) -> None:
     spec = read_spec(path)
     assert spec.num_parameters > 0
-    assert all(0 <= layer.mixer.window < spec.max_model_len for layer in spec.distinct_layers)
+    assert all(0 <= attention.window < spec.max_model_len for attention in spec.attentions)
     spec.limit(1 << 21)
 
 

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from blink.cli.finding import Finding
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
+from blink.engine.geometry import count_slots
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
 from blink.host.process import read_available_memory
@@ -31,6 +32,7 @@ from blink.models.weights.shards import list_shards
 from blink.models.weights.source import read_spec
 
 _GIB: Final = 2**30
+_MIB: Final = 2**20
 _GRAPH_BYTES: Final = _GIB  # what a GPU engine keeps for its graphs
 _PROBE_BYTES: Final = 128 << 20
 _PROBE_RUNS: Final = 3
@@ -138,6 +140,17 @@ def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
+    if states := spec.cache_layout.bytes_per_sequence(size):
+        slots = count_slots(EngineConfig().max_num_seqs)
+        text = f"recurrent layers keep {states / _MIB:.1f} MiB of each sequence, whatever its length"
+        text += f"; {slots * states / _GIB:.2f} GiB with --max-num-seqs {EngineConfig().max_num_seqs}"
+        if weights.total + slots * states > room:
+            fitting = max((room - weights.total) // (2 * states), 0)
+            yield Finding("warn", "states", text, f"--max-num-seqs {max(fitting // 2, 1)} or less")
+            slots = 0
+        else:
+            yield Finding("ok", "states", text)
+        room -= slots * states
     numbers = spec.cache_layout.bytes_per_block(1, 1)
     tokens = (room - weights.total) // (numbers * size)
     text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"

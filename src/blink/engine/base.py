@@ -17,12 +17,13 @@ from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig, FrontendConfig
 from blink.engine.costs import measure_costs
-from blink.engine.geometry import build_geometry, graph_sizes
+from blink.engine.geometry import build_geometry, count_slots, graph_sizes
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
 from blink.kernels.layer_cache import KvCache
 from blink.link.rdma.listener import open_listener
+from blink.models.spec import ModelSpec
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blink.engine")
 
+_SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
+_LEAST_SNAPSHOTS = 8
 _LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
@@ -47,6 +50,7 @@ class Engine(ABC):
     default_step_tokens: ClassVar[int]  # where the configuration names none
     default_segment_ms: ClassVar[float]  # likewise
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
+    keeps_snapshots: ClassVar[bool] = False  # of recurrent states, without which their prefixes cannot be cached
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -56,14 +60,15 @@ class Engine(ABC):
         """
         config = self._complete(config)
         self._config = config
+        self._num_snapshots = 0
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         self._runner = Runner(self._model)
         spec = self._model.spec
-        most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
-        config = self._config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
+        config = self._config = self._fit_to_model(config, spec)
         vocabulary = _read_vocabulary(config, spec.vocab_size)
         num_blocks = self._size_kv_cache()
+        self._num_snapshots = self._count_snapshots(num_blocks)
         self._check_memory(num_blocks)
         self._geometry = build_geometry(
             config,
@@ -71,6 +76,7 @@ class Engine(ABC):
             vocab_size=spec.vocab_size,
             num_blocks=num_blocks,
             vocab_bytes=len(vocabulary.text),
+            num_snapshots=self._num_snapshots,
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -89,9 +95,15 @@ class Engine(ABC):
             raise
         self._has_lost_region = False
         self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
+        self._log_memory(num_blocks)
+
+    def _log_memory(self, num_blocks: int) -> None:
+        config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
-        dtype = str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
+        if self._state_bytes:
+            counts = count_slots(config.max_num_seqs), self._num_snapshots
+            logger.info("recurrent states: %.2f GB, of %d sequences and %d prefixes", self._state_bytes / 1e9, *counts)
 
     @abstractmethod
     def _measure_room(self) -> int:
@@ -211,6 +223,15 @@ class Engine(ABC):
             segment_ms=config.segment_ms or self.default_segment_ms,
         )
 
+    def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+        """Return a configuration with what its values mean for a model."""
+        most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
+        config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
+        if spec.cache_layout.recurrent and config.enable_prefix_caching and not self.keeps_snapshots:
+            logger.info("prefix cache: off, for this engine keeps no snapshots of recurrent states")
+            config = replace(config, enable_prefix_caching=False)
+        return config
+
     def _size_kv_cache(self) -> int:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""
         if self._config.num_gpu_blocks_override:
@@ -228,21 +249,43 @@ class Engine(ABC):
     def _check_memory(self, num_blocks: int) -> None:
         """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""
         size, free = num_blocks * self._block_bytes, read_available_memory()
-        if self._model.device.type == "cpu" and size > free:
-            raise ConfigError(f"the KV cache of {_gib(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
+        if self._model.device.type == "cpu" and size + self._state_bytes > free:
+            raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 
     def _allocate_kv_cache(self, num_blocks: int) -> KvCache:
         try:
-            return self._model.allocate_kv_cache(num_blocks, self._config.block_size)
+            num_slots = count_slots(self._config.max_num_seqs)
+            return self._model.allocate_kv_cache(num_blocks, self._config.block_size, num_slots, self._num_snapshots)
         except (RuntimeError, MemoryError) as error:
-            size = _gib(num_blocks * self._block_bytes)
-            raise ConfigError(f"there is no memory for the KV cache of {size}: {_ADVICE}") from error
+            name = self._name_cache(num_blocks * self._block_bytes)
+            raise ConfigError(f"there is no memory for {name}: {_ADVICE}") from error
+
+    def _name_cache(self, size: int) -> str:
+        states = f" and the states of {_gib(self._state_bytes)}" if self._state_bytes else ""
+        return f"the KV cache of {_gib(size)}{states}"
 
     @property
     def _block_bytes(self) -> int:
         """The size of one KV block over all layers."""
         layout, itemsize = self._model.spec.cache_layout, self._model.kv_dtype.itemsize
         return layout.bytes_per_block(self._config.block_size, itemsize)
+
+    @property
+    def _state_bytes(self) -> int:
+        """The size of what recurrent layers keep, of all slots."""
+        return self._slot_bytes * (count_slots(self._config.max_num_seqs) + self._num_snapshots)
+
+    @property
+    def _slot_bytes(self) -> int:
+        """The size of what recurrent layers keep of one sequence."""
+        return self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
+
+    def _count_snapshots(self, num_blocks: int) -> int:
+        """Return of how many prefixes the states are kept: of as many as take a part of the KV cache's memory."""
+        if not (self._slot_bytes and self._config.enable_prefix_caching):
+            return 0
+        room = num_blocks * self._block_bytes // _SNAPSHOT_PART
+        return min(max(room // self._slot_bytes, _LEAST_SNAPSHOTS), num_blocks)
 
     @property
     def _blocks_of_one_sequence(self) -> int:

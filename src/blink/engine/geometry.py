@@ -13,11 +13,17 @@ from blink.region.layout import CONSTANTS, GEOMETRY
 
 _SECOND = 1_000_000_000
 _MILLISECOND = 1_000_000
+_SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
 def power_of_two(value: int) -> int:
     """Return the smallest power of two that is not less than `value`."""
     return 1 << max(value - 1, 0).bit_length()
+
+
+def count_slots(max_num_seqs: int) -> int:
+    """Return of how many sequences the model has data at once: running ones and as many parked."""
+    return 2 * max_num_seqs
 
 
 def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
@@ -54,8 +60,11 @@ def build_geometry(
     num_blocks: int,
     vocab_bytes: int = 0,
     log_entries: int = 0,
+    num_snapshots: int = 0,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
+
+    num_snapshots: of recurrent states, for the prefix cache.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -70,12 +79,14 @@ def build_geometry(
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
         "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
-        "num_slots": 2 * config.max_num_seqs,  # running ones and as many parked
+        "num_slots": count_slots(config.max_num_seqs),
         "max_model_len": max_model_len,
         "block_size": config.block_size,
         "num_blocks": num_blocks,
         "max_blocks": max_blocks,
         "max_num_batched_tokens": config.max_num_batched_tokens,
+        "num_snapshots": num_snapshots,
+        "snapshot_interval": _SNAPSHOT_INTERVAL,
         "vocab_size": vocab_size,
         "prefix_caching": config.enable_prefix_caching,
         "priority_policy": config.scheduling_policy == "priority",

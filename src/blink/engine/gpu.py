@@ -62,9 +62,11 @@ class GpuEngine(Engine):
         free, total = torch.cuda.mem_get_info()
         used = total - free
         room = int(total * self._config.gpu_memory_utilization) - used - step_bytes - _GRAPH_RESERVE_BYTES
+        room -= self._state_bytes
         if room < self._block_bytes:
+            states = f" and {self._state_bytes >> 30} for states; lower --max-num-seqs" if self._state_bytes else ""
             raise ConfigError(
-                f"no GPU memory is left for the KV cache: {used >> 30} of {total >> 30} GiB are in use; raise "
+                f"no GPU memory is left for the KV cache: {used >> 30} of {total >> 30} GiB are in use{states}; raise "
                 "--gpu-memory-utilization, lower --max-num-batched-tokens or free the GPU"
             )
         return room

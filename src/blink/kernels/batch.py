@@ -51,6 +51,8 @@ class Batch:
     query_starts: Tensor  # [max_rows + 1]
     context_lens: Tensor  # [max_rows]; tokens in the row's KV cache after this step
     row_slots: Tensor  # [max_rows]; the row's entry in the tables of slots
+    state_sources: Tensor  # [max_rows]; index + 1 of the snapshot that the row's recurrent states begin with; 0: none
+    state_targets: Tensor  # [max_rows]; of the snapshot that is made of them at the end
     block_tables: Tensor  # [num_slots, max_blocks]
     tokens: Tensor  # [num_slots, max_model_len]; prompt, then generated
     params: Tensor  # [num_slots, PARAM_WORDS], see Param

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LayerCache: one layer's part of the KV cache, by names."""
+"""What one layer keeps of the sequences that run, by names: keys and values, or recurrent states."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
@@ -23,4 +25,43 @@ class LayerCache:
         self.dtype, self.device = cells.dtype, cells.device
 
 
-KvCache = tuple[LayerCache, ...]  # of all layers
+class StateCache:
+    """The slots of a recurrent layer."""
+
+    __slots__ = ("inputs", "states")
+
+    def __init__(self, states: Tensor, inputs: Tensor) -> None:
+        """Take states, float32 [slots, value heads, size of a key, size of a value], and the convolution's inputs.
+
+        inputs: [slots, width, channels], of which that of position p lies at p % width.
+        """
+        self.states, self.inputs = states, inputs
+
+
+class KvCache:
+    """What all layers keep, by their indices: keys and values, or states."""
+
+    __slots__ = ("_layers", "first_snapshot", "recurrent")
+
+    def __init__(
+        self,
+        layers: Mapping[int, LayerCache],
+        recurrent: Mapping[int, StateCache] | None = None,
+        first_snapshot: int | None = None,
+    ) -> None:
+        """first_snapshot: the slot of states from which on they are snapshots, for the prefix cache; None: none are."""
+        self._layers = dict(sorted(layers.items()))
+        self.recurrent = dict(recurrent or {})
+        self.first_snapshot = first_snapshot
+
+    def __getitem__(self, layer: int) -> LayerCache:
+        return self._layers[layer]
+
+    def __iter__(self) -> Iterator[LayerCache]:
+        """Yield keys and values of each layer that has them."""
+        return iter(self._layers.values())
+
+    @property
+    def first(self) -> LayerCache:
+        """Keys and values of the first layer that has them."""
+        return next(iter(self))

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """CacheLayout: what a model's layers keep of the sequences that run, and the memory that it takes. Needs no torch.
 
-Layers that keep the same form a group, with one tensor for all of them. Today all layers have attention, so there is
-one group, whose blocks the scheduler hands out. What is kept once per sequence becomes a second kind next to PerToken,
-and the scheduler's geometry then names each group.
+Layers that keep the same form a group, with one tensor for all of them. What is kept per token lies in blocks, which
+the scheduler hands out. What is kept per sequence lies in slots: that of a sequence has the number of its entry in the
+scheduler's tables of slots.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+_STATE_BYTES = 4  # of a number of a recurrent state: in fewer bits it would lose what decays slowly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +24,21 @@ class PerToken:
     head_dim: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerSequence:
+    """What a recurrent layer keeps of a sequence, in place of keys and values."""
+
+    state: tuple[int, int, int]  # float32 [value heads, size of a key, size of a value]
+    inputs: tuple[int, int]  # of the convolution, in the type of activations: [last ones, channels]
+
+    def count_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a layer's slot; itemsize: bytes of a number of activations."""
+        return math.prod(self.state) * _STATE_BYTES + math.prod(self.inputs) * itemsize
+
+
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers that keep the same."""
+    """Layers that keep the same of each token."""
 
     layers: tuple[int, ...]  # their indices
     state: PerToken
@@ -34,19 +49,41 @@ class CacheGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentGroup:
+    """Layers that keep the same of each sequence."""
+
+    layers: tuple[int, ...]
+    state: PerSequence
+
+
+@dataclass(frozen=True, slots=True)
 class CacheLayout:
     """The groups of all layers."""
 
     groups: tuple[CacheGroup, ...]
+    recurrent: tuple[RecurrentGroup, ...] = ()
 
     @classmethod
-    def of(cls, states: Sequence[PerToken]) -> CacheLayout:
-        """Group layers by what each keeps."""
-        members: dict[PerToken, list[int]] = {}
-        for layer, state in enumerate(states):
-            members.setdefault(state, []).append(layer)
-        return cls(tuple(CacheGroup(tuple(layers), state) for state, layers in members.items()))
+    def of(cls, states: Sequence[PerToken | None], recurrent: Sequence[PerSequence | None] = ()) -> CacheLayout:
+        """Group layers by what each keeps; None: nothing of that kind."""
+        groups = tuple(CacheGroup(layers, state) for state, layers in _group(states))
+        return cls(groups, tuple(RecurrentGroup(layers, state) for state, layers in _group(recurrent)))
 
     def bytes_per_block(self, block_size: int, itemsize: int) -> int:
         """Return the bytes of a block of tokens over all layers; itemsize: bytes of a number."""
         return sum(math.prod(group.shape(1, block_size)) for group in self.groups) * itemsize
+
+    def bytes_per_sequence(self, itemsize: int) -> int:
+        """Return the bytes of a slot over all layers, whatever the sequence's length; itemsize: of activations."""
+        return sum(len(group.layers) * group.state.count_bytes(itemsize) for group in self.recurrent)
+
+
+_State = TypeVar("_State", bound=Hashable)
+
+
+def _group(states: Sequence[_State | None]) -> list[tuple[_State, tuple[int, ...]]]:
+    members: dict[_State, list[int]] = {}
+    for layer, state in enumerate(states):
+        if state is not None:
+            members.setdefault(state, []).append(layer)
+    return [(state, tuple(layers)) for state, layers in members.items()]

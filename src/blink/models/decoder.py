@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoder: a model's weights, and what they say of its KV cache. runner/ runs its steps."""
+"""Decoder: a model's weights, and what its layers keep of sequences. runner/ runs its steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding, Weight
-from blink.kernels.layer_cache import KvCache, LayerCache
+from blink.kernels.layer_cache import KvCache, LayerCache, StateCache
 from blink.kernels.rotary import make_rotary_table
 from blink.models.layer_weights import LayerWeights, count_bytes
 from blink.models.spec import ModelSpec
@@ -37,13 +37,14 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
-        self.attentions = [layer.mixer for layer in spec.distinct_layers]
+        self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
         self.rotary_tables = [
             make_rotary_table(rope.frequencies(), spec.max_model_len, self.device, rope.magnitude) for rope in ropes
         ]
-        self.table_of = [ropes.index(layer.mixer.rope) for layer in spec.layers]
+        attentions = {index: layer.mixer.attention for index, layer in enumerate(spec.layers)}
+        self.table_of = {index: ropes.index(one.rope) for index, one in attentions.items() if one is not None}
 
     @property
     def num_weight_bytes(self) -> int:
@@ -51,12 +52,27 @@ class Decoder:
         weights: list[object] = [self.embedding, *self.layers, self.norm]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
-    def allocate_kv_cache(self, num_blocks: int, block_size: int) -> KvCache:
-        """Allocate a KV cache of zeros: one tensor for each group of layers."""
+    def allocate_kv_cache(
+        self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0
+    ) -> KvCache:
+        """Allocate what the layers keep, all zeros: one tensor for each group of layers, two for recurrent ones.
+
+        num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes.
+        """
         # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN. Written, for
         # a host's memory would else be taken page by page while serving, and might then not be there.
-        caches: dict[int, LayerCache] = {}
-        for group in self.spec.cache_layout.groups:
-            memory = torch.empty(group.shape(num_blocks, block_size), dtype=self.kv_dtype, device=self.device).zero_()
-            caches.update(zip(group.layers, map(LayerCache, memory), strict=True))
-        return tuple(caches[layer] for layer in sorted(caches))
+        layout = self.spec.cache_layout
+        layers: dict[int, LayerCache] = {}
+        for group in layout.groups:
+            memory = self._allocate(*group.shape(num_blocks, block_size), dtype=self.kv_dtype)
+            layers.update(zip(group.layers, map(LayerCache, memory), strict=True))
+        recurrent: dict[int, StateCache] = {}
+        for group in layout.recurrent:
+            sizes = len(group.layers), num_slots + num_snapshots
+            states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
+            inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
+            recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
+        return KvCache(layers, recurrent, num_slots if num_snapshots else None)
+
+    def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device).zero_()

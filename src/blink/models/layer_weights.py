@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
+from blink.kernels.delta_rule import DeltaWeights
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 from blink.models.layers import Activation, MoeMlp
 
@@ -34,6 +35,14 @@ class DenseWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """An expert that every token has."""
+
+    mlp: DenseWeights
+    gate: Tensor  # [hidden], whose product's sigmoid it is multiplied by
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     """A gated MLP per expert and the router that chooses among them."""
 
@@ -43,6 +52,7 @@ class MoeWeights:
     down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
+    shared: SharedExpert | None = None
 
     @property
     def sites(self) -> dict[str, Any]:
@@ -50,7 +60,8 @@ class MoeWeights:
         is_plain, router = self.spec.activation == "silu" and self.biases is None, matrix_of(self.router)
         top_k = self.spec.router.top_k
         experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain, dtype=router.dtype)
-        return {"router": router, "experts": experts}
+        shared = {} if self.shared is None else self.shared.mlp.sites
+        return {"router": router, "experts": experts, **shared}
 
     def add_to(self, stream: Any, *others: Any) -> None:
         """Let a stream of runner/ add it to its residual."""
@@ -58,13 +69,23 @@ class MoeWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentWeights:
+    """What a recurrent layer has beside its two large projections."""
+
+    gates: Weight  # [2 * value heads, hidden]: b, a
+    rule: DeltaWeights
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
     attention_norm: Tensor | None  # [hidden]
-    qkv: Weight  # [q_size + 2 * kv_size, hidden]
+    # [in_size of its mixer, hidden]: queries, each head's with its gate behind it if it has one, keys, values; or q, k,
+    # v and z of a recurrent layer
+    qkv: Weight
     qkv_bias: Tensor | None
-    output: Weight  # [hidden, q_size]
+    output: Weight  # [hidden, out_size]
     output_bias: Tensor | None
     head_norm: HeadNorm | None
     mlp_norm: Tensor | None  # [hidden]
@@ -73,6 +94,7 @@ class LayerWeights:
     mlp_end_norm: Tensor | None = None
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
+    recurrent: RecurrentWeights | None = None
 
 
 def count_bytes(part: object) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from blink.models.cache_layout import PerToken
+from blink.models.cache_layout import PerSequence, PerToken
 from blink.models.rope import Rope
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
@@ -44,6 +44,28 @@ class Attention(Part):
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False
     output_bias: bool = False
+    # What a query head attends to is multiplied by the sigmoid of its gate, which is projected behind its query.
+    output_gate: bool = False
+
+    @property
+    def attention(self) -> Attention:
+        """It is one."""
+        return self
+
+    @property
+    def recurrence(self) -> None:
+        """It is none."""
+        return
+
+    @property
+    def in_size(self) -> int:
+        """Width of what is projected of one token."""
+        return (1 + self.output_gate) * self.q_size + 2 * self.kv_size
+
+    @property
+    def out_size(self) -> int:
+        """Width of what is projected back."""
+        return self.q_size
 
     @property
     def q_size(self) -> int:
@@ -75,12 +97,17 @@ class Attention(Part):
 
     @property
     def state(self) -> PerToken:
-        """What the layer keeps of a sequence."""
+        """What the layer keeps of each token."""
         return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    @property
+    def recurrent_state(self) -> None:
+        """It keeps nothing else."""
+        return
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
         """Return rows and columns of the matrices that all tokens multiply with."""
-        return [(self.q_size + 2 * self.kv_size, hidden), (hidden, self.q_size)]
+        return [(self.in_size, hidden), (hidden, self.out_size)]
 
     def with_scale(self, scale: float) -> Attention:
         """Return attention whose scores are scaled so, as by default if that is the same."""
@@ -88,13 +115,82 @@ class Attention(Part):
 
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices."""
-        return hidden * (2 * self.q_size + 2 * self.kv_size)
+        return hidden * (self.in_size + self.out_size)
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
-        biases = self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.output_bias * hidden
+        biases = self.qkv_bias * self.in_size + self.output_bias * hidden
         norms = {"none": 0, "head": 2 * self.head_dim, "all_heads": self.q_size + self.kv_size}[self.qk_norm]
         return self.num_matrix_weights(hidden) + biases + norms + self.sinks * self.heads
+
+
+CONV_WIDTH = 4  # inputs of the convolution that a recurrent layer begins with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedDeltaNet(Part):
+    """Linear attention by the gated delta rule: a state of one size, which each token decays and corrects.
+
+    Value head h reads key head h // (v_heads / k_heads). See kernels/delta_rule.py.
+    """
+
+    k_heads: int
+    v_heads: int
+    k_dim: int
+    v_dim: int
+
+    @property
+    def attention(self) -> None:
+        """It is none."""
+        return
+
+    @property
+    def recurrence(self) -> GatedDeltaNet:
+        """It is one."""
+        return self
+
+    @property
+    def channels(self) -> int:
+        """Width of queries, keys and values, which are convolved."""
+        return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
+
+    @property
+    def in_size(self) -> int:
+        """Width of what is projected of one token, but for the two numbers of each value head."""
+        return self.channels + self.out_size
+
+    @property
+    def out_size(self) -> int:
+        """Width of what is projected back, and of its gate."""
+        return self.v_heads * self.v_dim
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """What the values must be to each other, and whether they are."""
+        return {"the value heads must be a multiple of the key heads": self.v_heads % self.k_heads == 0}
+
+    @property
+    def state(self) -> None:
+        """It keeps nothing of a token."""
+        return
+
+    @property
+    def recurrent_state(self) -> PerSequence:
+        """What the layer keeps of a sequence."""
+        return PerSequence(state=(self.v_heads, self.k_dim, self.v_dim), inputs=(CONV_WIDTH, self.channels))
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with."""
+        return [(self.in_size, hidden), (2 * self.v_heads, hidden), (hidden, self.out_size)]
+
+    def num_matrix_weights(self, hidden: int) -> int:
+        """Return the number of weights in the matrices that are quantized: not the one of 2 * v_heads rows."""
+        return hidden * (self.in_size + self.out_size)
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights."""
+        others = CONV_WIDTH * self.channels + 2 * self.v_heads + self.v_dim
+        return self.num_matrix_weights(hidden) + 2 * self.v_heads * hidden + others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +249,7 @@ class MoeMlp(Part):
     router: Router
     activation: Activation = "silu"
     biases: bool = False  # of router and experts
+    shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
 
     @property
     def mixture(self) -> MoeMlp:
@@ -170,12 +267,13 @@ class MoeMlp(Part):
         return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
-        """Return rows and columns of the matrix that all tokens multiply with, the router's."""
-        return [(self.experts, hidden)]
+        """Return rows and columns of the matrices that all tokens multiply with: the router's, a shared expert's."""
+        shared = [(2 * self.shared_size, hidden), (hidden, self.shared_size)] if self.shared_size else []
+        return [(self.experts, hidden), *shared]
 
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices, but for the router's."""
-        return self.num_expert_weights(hidden)
+        return self.num_expert_weights(hidden) + 3 * hidden * self.shared_size
 
     def num_expert_weights(self, hidden: int) -> int:
         """Return the number of weights in experts' matrices."""
@@ -184,14 +282,15 @@ class MoeMlp(Part):
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights, the router's too."""
         biases = self.biases * self.experts * (2 * self.size + hidden + 1)
-        return self.num_matrix_weights(hidden) + self.experts * hidden + biases
+        shared_gate = hidden if self.shared_size else 0
+        return self.num_matrix_weights(hidden) + self.experts * hidden + shared_gate + biases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec(Part):
     """One layer: what mixes the tokens of a sequence, and the MLP of each token; both add to the residual."""
 
-    mixer: Attention
+    mixer: Attention | GatedDeltaNet
     mlp: DenseMlp | MoeMlp
     norms: Norms = "before"
     residual_scale: float = 1.0  # of what both add
@@ -216,10 +315,24 @@ def repeat_layer(
     """
     found: dict[int, LayerSpec] = {}
     for window in {*windows}:
-        rope = local_rope if window and local_rope is not None else layer.mixer.rope
-        mixer = replace(layer.mixer, window=shorten_window(window, max_model_len), rope=rope)
+        attention = layer.mixer.attention
+        assert attention is not None
+        rope = local_rope if window and local_rope is not None else attention.rope
+        mixer = replace(attention, window=shorten_window(window, max_model_len), rope=rope)
         found[window] = replace(layer, mixer=mixer)
     return tuple(found[window] for window in windows)
+
+
+def change_some(
+    layers: Sequence[LayerSpec], chosen: Collection[int], change: Callable[[LayerSpec], LayerSpec]
+) -> tuple[LayerSpec, ...]:
+    """Return layers of which those of some indices are changed; what was one object stays one."""
+    found: dict[int, LayerSpec] = {}
+    for index in chosen:
+        layer = layers[index]
+        if id(layer) not in found:
+            found[id(layer)] = change(layer)
+    return tuple(found[id(layer)] if index in chosen else layer for index, layer in enumerate(layers))
 
 
 def shorten_window(window: int, max_model_len: int) -> int:

@@ -39,6 +39,8 @@ class ModelSpec(Part):
             for rule, holds in layer.rules.items():
                 if not holds:
                     raise ConfigError(f"{place}: {rule}; download or convert the model again.")
+        if not self.attentions:
+            raise ConfigError(f"{place}: no layer has attention, which is not supported; use another model.")
 
     @property
     def num_layers(self) -> int:
@@ -49,6 +51,11 @@ class ModelSpec(Part):
     def distinct_layers(self) -> tuple[LayerSpec, ...]:
         """The layers, each that equals an earlier one left out."""
         return tuple(dict.fromkeys(self._objects.values()))
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention of each of the distinct layers that have one."""
+        return tuple(filter(None, (layer.mixer.attention for layer in self.distinct_layers)))
 
     @property
     def _objects(self) -> dict[int, LayerSpec]:
@@ -63,7 +70,8 @@ class ModelSpec(Part):
     @property
     def cache_layout(self) -> CacheLayout:
         """What the layers keep of running sequences."""
-        return CacheLayout.of([layer.mixer.state for layer in self.layers])
+        mixers = [layer.mixer for layer in self.layers]
+        return CacheLayout.of([mixer.state for mixer in mixers], [mixer.recurrent_state for mixer in mixers])
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
         """Return the model with each layer changed."""
@@ -72,7 +80,12 @@ class ModelSpec(Part):
 
     def with_attention(self, change: Callable[[Attention], Attention]) -> ModelSpec:
         """Return the model with each layer's attention changed."""
-        return self.with_layers(lambda layer: replace(layer, mixer=change(layer.mixer)))
+
+        def change_one(layer: LayerSpec) -> LayerSpec:
+            attention = layer.mixer.attention
+            return layer if attention is None else replace(layer, mixer=change(attention))
+
+        return self.with_layers(change_one)
 
     def limit(self, max_model_len: int) -> ModelSpec:
         """Return the model with a shorter context, or the same; this is to be done once."""

@@ -44,10 +44,11 @@ class LayerPlan:
     qkv: Choice
     attend: Choice
     output: Choice
-    gate_up: Choice | None = None  # of a dense MLP
+    gate_up: Choice | None = None  # of a dense MLP, or of an expert that all tokens have
     down: Choice | None = None
     router: Choice | None = None  # of a mixture of experts
     experts: Choice | None = None
+    gates: Choice | None = None  # of a recurrent layer: its second projection
 
     @property
     def reads_mlp(self) -> FormatId | None:
@@ -58,8 +59,8 @@ class LayerPlan:
     def choices(self) -> dict[str, Choice]:
         """The kernels, by their operations."""
         named = {
-            "qkv": self.qkv, "attend": self.attend, "o_proj": self.output, "gate_up": self.gate_up, "down": self.down,
-            "router": self.router, "experts": self.experts,
+            "qkv": self.qkv, "gates": self.gates, "attend": self.attend, "o_proj": self.output,
+            "gate_up": self.gate_up, "down": self.down, "router": self.router, "experts": self.experts,
         }  # fmt: skip
         return {name: choice for name, choice in named.items() if choice is not None}
 

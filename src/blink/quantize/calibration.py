@@ -17,7 +17,7 @@ from torch import Tensor
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.matrix import QuantizedMatrix
 from blink.kernels.batch import Batch, Header
-from blink.kernels.layer_cache import LayerCache
+from blink.kernels.layer_cache import KvCache, LayerCache, StateCache
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.quantized_checkpoint import OUTPUT, is_matrix
@@ -48,6 +48,10 @@ class CalibratedCheckpoint:
         """Check that there is a tensor of that name and shape."""
         self._source.check(name, shape)
         self.shapes[name] = tuple(shape)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
+        return self._source.shape(name)
 
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor."""
@@ -156,11 +160,16 @@ def feed(decoder: Decoder, windows: Tensor) -> Tensor:
     batch.block_tables.copy_(torch.arange(count * num_blocks).view(count, num_blocks))
     batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = count, windows.numel()
     # One layer's cache, which each layer of a group overwrites: nothing is decoded.
+    layout = decoder.spec.cache_layout
     caches: dict[int, LayerCache] = {}
-    for group in decoder.spec.cache_layout.groups:
+    for group in layout.groups:
         shape = group.shape(count * num_blocks, _BLOCK_SIZE)[1:]
         caches |= dict.fromkeys(group.layers, LayerCache(torch.zeros(shape)))
-    kv_cache = tuple(caches[layer] for layer in sorted(caches))
+    states: dict[int, StateCache] = {}
+    for group in layout.recurrent:
+        parts = (torch.zeros(count, *shape) for shape in (group.state.state, group.state.inputs))
+        states |= dict.fromkeys(group.layers, StateCache(*parts))
+    kv_cache = KvCache(caches, states)
     return Runner(decoder).compute_hidden(batch, kv_cache, windows.numel(), count)
 
 

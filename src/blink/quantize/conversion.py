@@ -170,7 +170,9 @@ def _choose_group(config: QuantizeConfig, spec: ModelSpec) -> int:
         if config.group_size:
             raise ConfigError("--group-size is for --format int4: FP8 has a scale for each row.")
         return 0
-    widths = {spec.hidden_size}.union(*((layer.mixer.q_size, layer.mlp.size) for layer in spec.distinct_layers))
+    layers = spec.distinct_layers
+    widths = {spec.hidden_size, *(layer.mixer.out_size for layer in layers), *(layer.mlp.size for layer in layers)}
+    widths |= {layer.mlp.mixture.shared_size for layer in layers if layer.mlp.mixture} - {0}
     sizes = [config.group_size] if config.group_size else GROUP_SIZES
     for size in sizes:
         if all(columns % size == 0 for columns in widths):

@@ -32,15 +32,18 @@ def check_differentiable(spec: ModelSpec) -> None:
     options = spec.options_beyond("tie_embeddings", "quantization")
     for layer in spec.distinct_layers:
         options += layer.options_beyond() + layer.mlp.options_beyond()
-        options += layer.mixer.options_beyond("qk_norm", "qkv_bias", "output_bias")
-        options += ["qk_norm"] if layer.mixer.qk_norm == "all_heads" else []
+        options += ["recurrence"] if layer.mixer.attention is None else []
+    for attention in spec.attentions:
+        options += attention.options_beyond("qk_norm", "qkv_bias", "output_bias")
+        options += ["qk_norm"] if attention.qk_norm == "all_heads" else []
     if options or spec.mixture is not None or family.is_fused or family.shifted_norms:
         raise ConfigError(f"--tune is for models like Llama, Qwen 2 and Qwen 3, not for {spec.architecture} as it is.")
 
 
 def compute_logits(spec: ModelSpec, weights: Weights, ids: Tensor) -> Tensor:
     """Return the logits [texts, tokens, vocab] of all tokens of texts of one length; ids: [texts, tokens]."""
-    attentions, hidden = [layer.mixer for layer in spec.layers], functional.embedding(ids, weights[EMBEDDING])
+    attentions = list(filter(None, (layer.mixer.attention for layer in spec.layers)))  # all: see above
+    hidden = functional.embedding(ids, weights[EMBEDDING])
     rotations = {one.rope: _make_rotations(one.rope, ids) for one in {*attentions}}
     for index, attention in enumerate(attentions):
         prefix = f"model.layers.{index}"

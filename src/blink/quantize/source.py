@@ -101,8 +101,8 @@ class SourceModel:
 
 def _describe_gguf(path: Path, spec: ModelSpec) -> dict[str, Any]:
     """Return the config.json of a GGUF file's model."""
-    family, layer = FAMILIES[spec.architecture], spec.layers[0]
-    attention, rope = layer.mixer, layer.mixer.rope
+    family, layer, attention = FAMILIES[spec.architecture], spec.layers[0], spec.attentions[0]
+    rope = attention.rope
     # All that the values below do not say is to be as transformers' class for the family has it by itself.
     said = Rope(theta=rope.theta, rotary_dim=attention.head_dim)
     is_said = rope == said and not attention.options_beyond("qk_norm", "qkv_bias") and not layer.mlp.options_beyond()

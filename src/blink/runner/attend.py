@@ -1,27 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention of a step's layers, from the QKV projection on. What layers share is planned once per step."""
+"""What mixes the tokens of a sequence in a step's layers, between two projections: attention, or a recurrent rule.
+
+What layers share is planned once per step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from blink.kernels.attention import paged_attention, plan_attention
+from blink.kernels.delta_rule import Projections, Rows
 from blink.kernels.rms_norm import rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
+from blink.models.layers import Attention
 from blink.runner.devices import DeviceCode
 from blink.runner.step import Step
 
-Attend = Callable[[Tensor, int], Tensor]  # from QKV [tokens, ...] of the layer of an index
+# From QKV [tokens, ...] of the layer of an index, and what else a recurrent one has of each token.
+Attend = Callable[[Tensor, "Tensor | None", int], Tensor]
 
 
 def make_attention(step: Step, layers: range, code: DeviceCode) -> Attend:
-    """Return what attends in each of some layers, by the kernel of its plan."""
-    kernels = {index: code.attentions.get(step.plan.layers[index].attend.kernel) for index in layers}
+    """Return what mixes tokens in each of some layers, by the kernel of its plan."""
+    recurrent = [index for index in layers if index in step.kv_cache.recurrent]
+    others = {*layers}.difference(recurrent)
+    kernels = {index: code.attentions.get(step.plan.layers[index].attend.kernel) for index in others}
     attend_paged = _prepare(step) if None in kernels.values() else None
+    advance = _prepare_rule(step, code) if recurrent else None
 
-    def attend(qkv: Tensor, index: int) -> Tensor:
+    def attend(qkv: Tensor, gates: Tensor | None, index: int) -> Tensor:
+        if gates is not None:
+            assert advance is not None
+            return advance(qkv, gates, index)
         kernel = kernels[index]
         if kernel is not None:
             return kernel(step, qkv, index)
@@ -31,25 +44,52 @@ def make_attention(step: Step, layers: range, code: DeviceCode) -> Attend:
     return attend
 
 
-def _prepare(step: Step) -> Attend:
+def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
     """Return what attends in each layer that rotates and stores by a kernel of its own."""
     model, batch, tokens = step.model, step.batch, step.bucket.tokens
     positions, kv_slots = batch.positions[:tokens], batch.kv_slots[:tokens]
     rotations = [table.index_select(0, positions) for table in model.rotary_tables]
-    plan = plan_attention(batch, tokens, step.bucket.rows, model.attentions, step.kv_cache[0], model.dtype)
+    plan = plan_attention(batch, tokens, step.bucket.rows, model.attentions, step.kv_cache.first, model.dtype)
 
     def attend(qkv: Tensor, index: int) -> Tensor:
         layer, cache, rotation = model.layers[index], step.kv_cache[index], rotations[model.table_of[index]]
-        _normalize_all_heads(step, qkv, index)
+        mixer = model.spec.layers[index].mixer.attention
+        assert mixer is not None
+        gates = None
+        if mixer.output_gate:
+            qkv, gates = _split_gates(qkv, mixer)
+        _normalize_all_heads(step, qkv, index, mixer)
         query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm, layer.attention.kv_scales)
-        return paged_attention(query, cache, plan, layer.attention)
+        found = paged_attention(query, cache, plan, layer.attention)
+        return found if gates is None else found.mul_(gates)
 
     return attend
 
 
-def _normalize_all_heads(step: Step, qkv: Tensor, index: int) -> None:
+def _split_gates(qkv: Tensor, mixer: Attention) -> tuple[Tensor, Tensor]:
+    """Return queries, keys and values without the gates behind each query, and the gates' sigmoids [tokens, q_size]."""
+    pairs = qkv[:, : 2 * mixer.q_size].unflatten(1, (mixer.heads, 2, mixer.head_dim))
+    gates = pairs[:, :, 1].sigmoid().flatten(1)
+    return torch.cat((pairs[:, :, 0].flatten(1), qkv[:, 2 * mixer.q_size :]), dim=1), gates
+
+
+def _normalize_all_heads(step: Step, qkv: Tensor, index: int, mixer: Attention) -> None:
     """Apply the norm over all query heads and that over all key heads, where a layer has them."""
-    norm, mixer = step.model.layers[index].wide_norm, step.model.spec.layers[index].mixer
+    norm = step.model.layers[index].wide_norm
     if norm is not None:
         rms_norm_columns(qkv, slice(0, mixer.q_size), norm.query_weight, norm.eps)
         rms_norm_columns(qkv, slice(mixer.q_size, mixer.q_size + mixer.kv_size), norm.key_weight, norm.eps)
+
+
+def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Return what advances the states of each recurrent layer, from its projections."""
+    rows = Rows.of(step.batch, step.bucket.rows)
+
+    def advance(qkvz: Tensor, gates: Tensor, index: int) -> Tensor:
+        recurrent = step.model.layers[index].recurrent
+        assert recurrent is not None
+        kernel = code.recurrences[step.plan.layers[index].attend.kernel]
+        x = Projections.of(qkvz, gates, recurrent.rule)
+        return kernel(x, step.kv_cache.recurrent[index], rows, recurrent.rule)
+
+    return advance

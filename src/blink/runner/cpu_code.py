@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from blink.kernels.cpu.delta_rule import advance
 from blink.kernels.moe import moe
 from blink.models.layer_weights import MoeWeights
 from blink.plan.site import Bucket
-from blink.runner.cpu_device import EXPERTS, CpuDevice
+from blink.runner.cpu_device import EXPERTS, RECURRENT_RULE, CpuDevice
 from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
 
@@ -38,6 +39,7 @@ class CpuCode:
         self.device = CpuDevice()
         self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts})
         self.attentions = {}
+        self.recurrences = {RECURRENT_RULE: advance}
 
     def planned_size(self, bucket: Bucket) -> Bucket:  # noqa: ARG002
         """Return the one size: a step of each size takes the same kernels."""

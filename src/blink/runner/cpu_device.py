@@ -13,6 +13,7 @@ from blink.runner.planner import Option
 from blink.runner.sites import ModelSites
 
 EXPERTS = "one expert after the other"
+RECURRENT_RULE = "gated delta rule"
 
 
 class CpuDevice:
@@ -23,8 +24,8 @@ class CpuDevice:
     styles = ()
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
-        """Return the one for a layer's attention."""
-        return (Option("attention", None),)
+        """Return the one for a layer's attention, or its recurrent rule."""
+        return (Option("attention" if layer.mixer.attention else RECURRENT_RULE, None),)
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's experts."""

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from blink.kernels.delta_rule import Advance
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import CpuCode
 from blink.runner.planner import Device
@@ -33,6 +34,11 @@ class DeviceCode(Protocol):
     @property
     def attentions(self) -> Mapping[str, Callable[[Step, Tensor, int], Tensor]]:
         """Those that attend from QKV on, in one layer of a step."""
+        ...
+
+    @property
+    def recurrences(self) -> Mapping[str, Advance]:
+        """Those that advance a recurrent layer."""
         ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:

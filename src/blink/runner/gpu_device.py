@@ -15,14 +15,17 @@ from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
+from blink.kernels.gpu.recurrent import decode as delta_decode
+from blink.kernels.gpu.recurrent import prefill as delta_prefill
 from blink.kernels.matmul import GatedMatmul, Matmul
-from blink.models.layers import LayerSpec
+from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.planner import Option, Refused, choose, choose_matmul, plan_layers
 from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
+DELTA_DECODE, DELTA_CHUNKS = "delta rule of one token", "delta rule in chunks"
 STREAMED, PERMUTED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -61,10 +64,15 @@ class GpuDevice:
         return (NormStyle.READER, plan_readers), (NormStyle.WRITER, plan_writers)
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
-        """List the kernels for a layer's attention."""
+        """List the kernels for a layer's attention, or for its recurrent rule."""
+        if layer.mixer.recurrence is not None:
+            if bucket.decoding:
+                yield Option(DELTA_DECODE, delta_decode.refuses(layer.mixer.recurrence, model.dtype))
+            yield Option(DELTA_CHUNKS, delta_prefill.refuses(layer.mixer.recurrence, model.dtype))
+            return
         if bucket.decoding:
-            yield _offer_decode_attention(model, layer, bucket.rows)
-        dtypes, attentions = (model.dtype, model.kv_dtype), [layer.mixer for layer in model.spec.distinct_layers]
+            yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
+        dtypes, attentions = (model.dtype, model.kv_dtype), model.spec.attentions
         yield Option(
             PAGED_ATTENTION, None, lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket)
         )
@@ -78,9 +86,11 @@ class GpuDevice:
         yield Option(GATHERED, None)
 
 
-def _offer_decode_attention(model: ModelSites, layer: LayerSpec, rows: int) -> Option:
-    refusal = attention.refuses(layer.mixer, model.block_size, model.dtype) if has_clusters() else "no Hopper"
-    return Option(DECODE_ATTENTION, refusal, lambda: attention.describe(layer.mixer, rows))
+def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: int) -> Option:
+    if mixer is None:
+        return Option(DECODE_ATTENTION, "a recurrent layer")
+    refusal = attention.refuses(mixer, model.block_size, model.dtype) if has_clusters() else "no Hopper"
+    return Option(DECODE_ATTENTION, refusal, lambda: attention.describe(mixer, rows))
 
 
 def _require(reason: str | None) -> None:
@@ -98,7 +108,7 @@ def _refuse_options(model: ModelSites) -> None:
     for layer in spec.distinct_layers:
         if options := layer.options_beyond() + layer.mlp.options_beyond():
             raise Refused(options[0])
-        _require(_offer_decode_attention(model, layer, 1).refusal)
+        _require(_offer_decode_attention(model, layer.mixer.attention, 1).refusal)
 
 
 def _list_matrices(model: ModelSites) -> Iterable[Matrix]:
@@ -136,7 +146,7 @@ def _most_gemv_rows(model: ModelSites, rows: int) -> int:
 def _plan_reading_layer(model: ModelSites, layer: LayerSites, rows: int) -> LayerPlan:
     shared = {
         "qkv": _choose_gemv(layer.qkv, rows),
-        "attend": choose((_offer_decode_attention(model, layer.spec, rows),)),
+        "attend": choose((_offer_decode_attention(model, layer.spec.mixer.attention, rows),)),
         "output": _choose_gemv(layer.output, rows),
     }
     if layer.dense is not None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from blink.formats.base import Weight
@@ -22,6 +23,7 @@ class NormKernels(Stream):
         self.residual = residual
         self._step, self._eps = step, step.model.spec.rms_norm_eps
         self._update: Tensor | None = None  # that is yet to be added
+        self._projected: Tensor | None = None  # what project() has multiplied last
 
     def read(self, norm: Tensor | None) -> Tensor:
         """Return the norm of the residual [tokens, hidden], or the residual itself."""
@@ -34,7 +36,14 @@ class NormKernels(Stream):
 
     def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         """Return the norm of the residual times a weight."""
-        return self._multiply(self.read(norm), weight, bias, choice)
+        self._projected = self.read(norm)
+        return self._multiply(self._projected, weight, bias, choice)
+
+    def project_again(self, weight: Weight, choice: Choice | None) -> Tensor:
+        """Return what project() multiplied last times another weight."""
+        assert choice is not None and self._projected is not None
+        projected, self._projected = self._projected, None
+        return self._multiply(projected, weight, None, choice)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""
@@ -42,21 +51,18 @@ class NormKernels(Stream):
 
     def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
         """Add a gated MLP of the norm of the residual."""
-        assert plan.gate_up is not None and plan.down is not None
-        gated = self._step.kernels.gated.get(plan.gate_up.kernel)
-        hidden = self.read(norm)
-        if gated is not None:
-            inner = gated.multiply(hidden, mlp.gate_up)
-        else:
-            inner = activate(self._multiply(hidden, mlp.gate_up, None, plan.gate_up), mlp.activation)
-        self.add(inner, mlp.down, None, plan.down, then)
+        self._write(self._run_dense(self.read(norm), mlp, plan), then)
 
     def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
         assert plan.router is not None and plan.experts is not None
         hidden = self.read(norm)
         logits = self._multiply(hidden, mlp.router, mlp.router_bias, plan.router)
-        self._write(self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens), then)
+        found = self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
+        if mlp.shared is not None:
+            gate = torch.sigmoid(hidden @ mlp.shared.gate)[:, None]
+            found = found.addcmul_(self._run_dense(hidden, mlp.shared.mlp, plan), gate)
+        self._write(found, then)
 
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
         """Return the logits [rows, vocab] of each row's last token."""
@@ -71,6 +77,16 @@ class NormKernels(Stream):
         """Leave all in the residual."""
         assert self._update is not None
         self.residual.add_(self._update)
+
+    def _run_dense(self, hidden: Tensor, mlp: DenseWeights, plan: LayerPlan) -> Tensor:
+        """Return a gated MLP of rows."""
+        assert plan.gate_up is not None and plan.down is not None
+        gated = self._step.kernels.gated.get(plan.gate_up.kernel)
+        if gated is not None:
+            inner = gated.multiply(hidden, mlp.gate_up)
+        else:
+            inner = activate(self._multiply(hidden, mlp.gate_up, None, plan.gate_up), mlp.activation)
+        return self._multiply(inner, mlp.down, None, plan.down)
 
     def _write(self, update: Tensor, then: Then) -> None:
         if then.end_norm is not None:

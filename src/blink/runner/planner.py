@@ -114,19 +114,20 @@ def plan_layers(model: ModelSites, plan: Callable[[LayerSites], LayerPlan]) -> t
 
 
 def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bucket) -> LayerPlan:
-    rows = bucket.tokens
-    shared = {
-        "qkv": choose_matmul(device, layer.qkv, rows),
-        "attend": choose(device.list_attentions(model, layer.spec, bucket)),
-        "output": choose_matmul(device, layer.output, rows),
-    }
-    if layer.dense is not None:
-        gate_up, down = layer.dense
-        gated = choose_gated(device, gate_up, rows, layer.spec.mlp.activation)
-        return LayerPlan(**shared, gate_up=gated, down=choose_matmul(device, down, rows))
-    assert layer.router is not None and layer.experts is not None
-    router = choose_matmul(device, layer.router, rows)
-    return LayerPlan(**shared, router=router, experts=choose(device.list_experts(layer.experts, bucket)))
+    def multiply(matrix: Matrix | None) -> Choice | None:
+        return None if matrix is None else choose_matmul(device, matrix, bucket.tokens)
+
+    gate_up, down = layer.dense or (None, None)
+    return LayerPlan(
+        qkv=choose_matmul(device, layer.qkv, bucket.tokens),
+        gates=multiply(layer.gates),
+        attend=choose(device.list_attentions(model, layer.spec, bucket)),
+        output=choose_matmul(device, layer.output, bucket.tokens),
+        gate_up=None if gate_up is None else choose_gated(device, gate_up, bucket.tokens, layer.spec.mlp.activation),
+        down=multiply(down),
+        router=multiply(layer.router),
+        experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),
+    )
 
 
 def plan_model(device: Device, model: ModelSites, buckets: Iterable[Bucket]) -> ExecutionPlan:

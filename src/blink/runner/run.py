@@ -21,6 +21,7 @@ from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
 from blink.runner.planner import plan_step
 from blink.runner.sites import ModelSites, sites_of
+from blink.runner.snapshots import keep_snapshots, load_snapshots
 from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
 
@@ -110,7 +111,7 @@ class Runner:
         return self._plans[key]
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
-        plan = self._find_plan(bucket, kv_cache[0].block_size, whole=whole)
+        plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache)
 
     def _begin(self, step: Step) -> Stream:
@@ -137,14 +138,19 @@ class Runner:
 
     def _run_layers(self, step: Step, layers: range, stream: Stream, attend: Attend) -> None:
         """Add what some layers compute to the residual."""
+        if layers.start == 0:
+            load_snapshots(step)
         for index in layers:
             layer, plan = self.model.layers[index], step.plan.layers[index]
             scale = self.model.spec.layers[index].residual_scale
             qkv = stream.project(layer.attention_norm, layer.qkv, layer.qkv_bias, plan.qkv)
+            gates = None if layer.recurrent is None else stream.project_again(layer.recurrent.gates, plan.gates)
             into_mlp = Then(layer.attention_end_norm, scale, layer.mlp_norm, plan.reads_mlp)
-            stream.add(attend(qkv, index), layer.output, layer.output_bias, plan.output, into_mlp)
+            stream.add(attend(qkv, gates, index), layer.output, layer.output_bias, plan.output, into_mlp)
             into_next = Then(layer.mlp_end_norm, scale, *self._find_next(step, index))
             layer.mlp.add_to(stream, layer.mlp_norm, plan, into_next)
+        if layers.stop == len(self.model.layers):
+            keep_snapshots(step)
 
     def _find_next(self, step: Step, index: int) -> tuple[Tensor | None, FormatId | None]:
         """Return the norm behind a layer, and what its reader reads."""

@@ -11,6 +11,7 @@ from blink.formats.base import matrix_of
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import BF16, FP8_ROWS, Quantization
 from blink.models.decoder import Decoder
+from blink.models.layer_weights import LayerWeights
 from blink.models.layers import LayerSpec
 from blink.models.spec import ModelSpec
 
@@ -24,9 +25,10 @@ class LayerSites:
     spec: LayerSpec
     qkv: Matrix
     output: Matrix
-    dense: tuple[Matrix, Matrix] | None = None  # fused gate-up and down
+    dense: tuple[Matrix, Matrix] | None = None  # fused gate-up and down, of all tokens
     router: Matrix | None = None
     experts: ExpertMatrices | None = None
+    gates: Matrix | None = None  # of a recurrent layer
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
@@ -54,13 +56,15 @@ class ModelSites:
 
 def sites_of(model: Decoder, block_size: int) -> ModelSites:
     """Describe a model by its weights."""
-    layers = [
-        LayerSites(spec, matrix_of(weights.qkv), matrix_of(weights.output), **weights.mlp.sites)
-        for spec, weights in zip(model.spec.layers, model.layers, strict=True)
-    ]
+    layers = [_describe(spec, weights) for spec, weights in zip(model.spec.layers, model.layers, strict=True)]
     head, embedding = matrix_of(model.lm_head), matrix_of(model.embedding)
     kv_dtype = str(model.kv_dtype).removeprefix("torch.")
     return ModelSites(model.spec, layers, head, embedding, embedding.dtype, kv_dtype, block_size)
+
+
+def _describe(spec: LayerSpec, weights: LayerWeights) -> LayerSites:
+    gates = None if weights.recurrent is None else matrix_of(weights.recurrent.gates)
+    return LayerSites(spec, matrix_of(weights.qkv), matrix_of(weights.output), **weights.mlp.sites, gates=gates)
 
 
 Expect = Callable[[int, int], Matrix]  # of rows and columns
@@ -88,13 +92,17 @@ def expected_sites(
 
 def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantization | None) -> LayerSites:
     mixer, mlp = layer.mixer, layer.mlp.mixture
-    qkv, output = expect(mixer.q_size + 2 * mixer.kv_size, hidden), expect(hidden, mixer.q_size)
+    qkv, output = expect(mixer.in_size, hidden), expect(hidden, mixer.out_size)
+    # What is never quantized: routers, and what a recurrent layer has for each value head.
+    gates = None if mixer.recurrent_state is None else _expect(None, 2 * mixer.recurrent_state.state[0], hidden)
+    dense_size = layer.mlp.size if mlp is None else mlp.shared_size
+    dense = (expect(2 * dense_size, hidden), expect(hidden, dense_size)) if dense_size else None
     if mlp is None:
-        return LayerSites(layer, qkv, output, (expect(2 * layer.mlp.size, hidden), expect(hidden, layer.mlp.size)))
+        return LayerSites(layer, qkv, output, dense, gates=gates)
     encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
     is_plain = mlp.activation == "silu" and not mlp.biases
     experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
-    return LayerSites(layer, qkv, output, router=_expect(None, mlp.experts, hidden), experts=experts)
+    return LayerSites(layer, qkv, output, dense, _expect(None, mlp.experts, hidden), experts, gates)
 
 
 def _expect_gguf(n: int, k: int) -> Matrix:

@@ -33,6 +33,14 @@ class Stream(ABC):
     def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         """Return the norm of the residual times a weight."""
 
+    def project_again(self, weight: Weight, choice: Choice | None) -> Tensor:
+        """Return what project() multiplied last times another weight.
+
+        Raises:
+            NotImplementedError: the planner has refused this kind of steps for a layer that needs it.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""

@@ -49,6 +49,8 @@ struct Geometry {
   FIELD(uint32_t, num_blocks);
   FIELD(uint32_t, max_blocks);  // of one sequence
   FIELD(uint32_t, max_num_batched_tokens);
+  FIELD(uint32_t, num_snapshots);      // of recurrent states, for the prefix cache; 0: the model has none
+  FIELD(uint32_t, snapshot_interval);  // blocks of an answer between two of them
   FIELD(uint32_t, vocab_size);
   FIELD(uint32_t, prefix_caching);
   FIELD(uint32_t, priority_policy);

@@ -73,6 +73,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
         s.statistics.num_preemptions++;
     }
     if (!keep_blocks) q.num_blocks = q.num_computed = q.num_registered = 0;
+    if (!keep_blocks) drop_snapshot(s, q);
   }
   env.sync();
   keep_only(env, s, SequenceStatus::kRunning);
@@ -142,7 +143,7 @@ BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t 
   const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
   uint32_t chunk = least(q.num_tokens - start, takes_part(q) ? left : least(left, s.prompt_share));
-  chunk = least(chunk, max_logprob_tokens(s, q));
+  chunk = least(least(chunk, max_logprob_tokens(s, q)), tokens_to_border(s, q, start));
   uint32_t extra = missing_blocks(s, q, start + chunk);
   while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = step_totals(env, s);
   extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
@@ -164,6 +165,18 @@ BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
   return least(q.num_hashed, (q.num_tokens - 1) / s.geometry.block_size);  // one token must be left to compute
 }
 
+// Find the longest prefix that a sequence can begin behind. Where the cache holds more of it than that, its states are
+// kept this time.
+template <class Env>
+BLINK_RARE_FN PrefixHit find_usable_prefix(Env& env, State& s, Sequence& q) {
+  const PrefixHit hit = find_prefix(env, s, q.slot, cacheable_blocks(s, q));
+  if (!has_snapshots(s) || hit.blocks == 0) return hit;
+  const PrefixHit usable = cut_to_snapshot(env, s, q.slot, hit);
+  if (env.lane() == 0) q.split = usable.blocks < hit.blocks ? hit.blocks * s.geometry.block_size : 0;
+  env.sync();
+  return usable;
+}
+
 // Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
 BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t now) {
   Sequence& q = s.sequences[index];
@@ -171,7 +184,9 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
   if (q.num_blocks == 0) {
     q.num_blocks = q.num_registered = hit.blocks;
     q.num_computed = found;
-    q.chain = hit.blocks > 0 ? registration_of(s, uint32_t(block_table(s, q.slot)[hit.blocks - 1])) : kChainStart;
+    const uint32_t last = hit.blocks > 0 ? uint32_t(block_table(s, q.slot)[hit.blocks - 1]) : kNone;
+    q.chain = hit.blocks > 0 ? registration_of(s, last) : kChainStart;
+    if (hit.blocks > 0 && has_snapshots(s)) begin_with_snapshot(s, q, last);
   }
   if (!q.admitted) {
     q.admitted = 1;
@@ -202,7 +217,7 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
   if (q.status == SequenceStatus::kFree) return true;  // its data was bad
   PrefixHit hit{0, 0};
   for (;;) {
-    hit = find_prefix(env, s, q.slot, cacheable_blocks(s, q));
+    hit = find_usable_prefix(env, s, q);
     const uint32_t wanted = missing_blocks(s, q, q.num_tokens) - hit.blocks;
     if (t.blocks + wanted + hit.evictable <= available_blocks(s)) break;
     if (!make_room(env, s, rank, Victims::kYielding, now)) return false;

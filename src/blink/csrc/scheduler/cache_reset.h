@@ -18,6 +18,7 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
     uint32_t count = 0;
     const uint32_t rank = freed + env.scan(idle, count);
     if (hashed) s.block_hashed[block] = 0;
+    if (hashed) forget_snapshot(s, block);
     if (idle) s.free_blocks[s.num_free_blocks + rank] = block;
     freed += count;
   }

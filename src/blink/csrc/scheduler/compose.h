@@ -103,7 +103,7 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
     a.kv_slots[i] = -1;
   }
   for (uint32_t row = b.num_rows + env.lane(); row < rows; row += env.lanes()) {
-    a.row_slots[row] = 0;
+    a.row_slots[row] = a.state_sources[row] = a.state_targets[row] = 0;
     a.context_lens[row] = 0;
   }
   for (uint32_t row = b.num_rows + env.lane(); row <= rows; row += env.lanes())
@@ -195,6 +195,7 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
   if (total.prefill_rows > 0) write_prefill_rows(env, s, a, batch);
   write_padding(env, s, a, batch);
   env.sync();
+  write_snapshots(env, s, a, batch.num_rows);
   if (env.lane() == 0) {
     *a.header = batch;
     s.in_flight_kind = uint32_t(kind);

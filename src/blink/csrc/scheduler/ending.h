@@ -8,6 +8,7 @@
 #include "scheduler/pacing.h"
 #include "scheduler/policy.h"
 #include "scheduler/queue_pair.h"
+#include "scheduler/snapshots.h"
 
 namespace blink {
 
@@ -19,6 +20,7 @@ BLINK_RARE_FN void free_sequence(Env& env, State& s, uint32_t index) {
   if (q.slot != kNone) release_automaton(env, s, q);
   env.sync();
   if (env.lane() == 0) {
+    drop_snapshot(s, q);
     if (q.slot != kNone) {
       s.free_slots[s.num_free_slots++] = q.slot;
       s.qps[q.queue_pair].num_slots--;

@@ -28,7 +28,8 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     const bool is_last = q.num_generated + 1 >= q.sqe.max_tokens || position + 1 >= g.max_model_len;
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
-    env.scan(row < rows && (!samples || is_last), num_stuck);
+    const bool is_kept = is_border(s, q, position + 1);  // what the next row leaves, which compose() then decides on
+    env.scan(row < rows && (!samples || is_last || is_kept), num_stuck);
     taken += num_grown;
     stuck += num_stuck;
     if (row >= rows) continue;
@@ -79,6 +80,7 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
   s.whole.positions[row] = next.position;
   s.whole.kv_slots[row] = next.kv_slot;
   s.whole.context_lens[row] = next.position + 1;
+  s.whole.state_sources[row] = s.whole.state_targets[row] = 0;
 }
 
 // Write the next batch from the step that has ended, which is not retired; false if compose() has to decide. The blocks

@@ -24,11 +24,20 @@ BLINK_RARE_FN void hash_insert(State& s, Hash h, uint32_t block) {
   s.block_hashed[block] = 1;
 }
 
+// Let nobody find the recurrent states behind a block any more. Runs on: one lane.
+BLINK_FN void forget_snapshot(State& s, uint32_t block) {
+  const uint32_t snapshot = s.block_snapshots[block];
+  if (snapshot == 0) return;
+  s.block_snapshots[block] = 0;
+  s.snapshot_blocks[snapshot - 1] = s.snapshot_readers[snapshot - 1] > 0 ? kNone : 0;
+}
+
 // Runs on: one lane. Fails: stops the scheduler if the block is not in the table.
 BLINK_RARE_FN void hash_remove(State& s, uint32_t block) {
   const uint32_t mask = s.geometry.hash_entries - 1;
   uint32_t hole = hash_find(s, s.block_hashes[block]);
   s.block_hashed[block] = 0;
+  forget_snapshot(s, block);
   if (s.hash_table[hole] != block + 1) return fail(s, ErrorCode::kHashTableCorrupt, BLINK_HERE, block);
   for (uint32_t at = (hole + 1) & mask; s.hash_table[at] != 0; at = (at + 1) & mask) {
     const uint32_t home = hash_home(s, s.block_hashes[s.hash_table[at] - 1]);

@@ -16,7 +16,7 @@ class IntegrityCheck {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
                        &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
-                       &IntegrityCheck::rows, &IntegrityCheck::paused})
+                       &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -207,6 +207,31 @@ class IntegrityCheck {
     for (uint32_t qp = 0; qp < s_.geometry.num_queue_pairs; qp++)
       if (!is_segmented(s_) && s_.qps[qp].cq_held > 0) return "completions are held for no step";
     return best_effort == s_.num_best_effort ? nullptr : "the best-effort sequences are miscounted";
+  }
+
+  // A snapshot is of the block that says so, or free, or nobody's: then a step writes it or a sequence waits for it.
+  const char* snapshots() {
+    std::vector<uint32_t> readers(s_.geometry.num_snapshots), writers(readers.size());
+    for (uint32_t i = 0; i < num_sequences(); i++)
+      if (s_.sequences[i].status != SequenceStatus::kFree && s_.sequences[i].snapshot > 0)
+        readers[s_.sequences[i].snapshot - 1]++;
+    for (uint32_t row = 0; is_segmented(s_) && row < s_.segmented.header->num_rows; row++)
+      if (s_.segmented.state_targets[row] > 0) writers[s_.segmented.state_targets[row] - 1]++;
+    for (uint32_t i = 0; i < readers.size(); i++) {
+      const uint32_t block = s_.snapshot_blocks[i];
+      if (readers[i] != s_.snapshot_readers[i]) return "a snapshot miscounts its readers";
+      if (writers[i] > 1) return "two rows write a snapshot";
+      if (block == 0 && readers[i] > 0) return "a free snapshot is in use";
+      if (block == kNone && readers[i] + writers[i] == 0) return "a snapshot leaked";
+      if (block != 0 && block != kNone && s_.block_snapshots[block - 1] != i + 1) return "a snapshot's block has another";
+    }
+    for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) {
+      const uint32_t snapshot = s_.block_snapshots[b];
+      if (snapshot == 0) continue;
+      if (!s_.block_hashed[b]) return "states are kept of a block that nobody finds";
+      if (s_.snapshot_blocks[snapshot - 1] != b + 1) return "a block's snapshot is another's";
+    }
+    return nullptr;
   }
 
   const char* automata() {

@@ -6,6 +6,7 @@
 #include "scheduler/block_hash.h"
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
+#include "scheduler/snapshots.h"
 
 namespace blink {
 
@@ -55,6 +56,21 @@ BLINK_RARE_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t 
     if (hit.blocks < tile + env.lanes()) break;
   }
   return hit;
+}
+
+// Return a prefix as far as its recurrent states are known, too.
+template <class Env>
+BLINK_RARE_FN PrefixHit cut_to_snapshot(Env& env, State& s, uint32_t slot, PrefixHit hit) {
+  int32_t* table = block_table(s, slot);
+  uint32_t known = 0, evictable = 0;
+  for (uint32_t i = env.lane(); i < hit.blocks; i += env.lanes())
+    if (s.block_snapshots[table[i]] > 0) known = i + 1;
+  known = env.most(known);
+  for (uint32_t i = env.lane(); i < known; i += env.lanes()) evictable += s.ref_counts[table[i]] == 0;
+  for (uint32_t i = known + env.lane(); i < hit.blocks; i += env.lanes()) table[i] = 0;
+  evictable = env.sum(evictable);
+  env.sync();
+  return {known, evictable};
 }
 
 // Take a reference on the blocks that find_prefix() found.
@@ -118,6 +134,22 @@ BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
   }
 }
 
+// Let the snapshots that a step writes be those of the blocks that its rows end with, unless these are not known or have
+// one. Runs on: one lane.
+BLINK_RARE_FN void attach_snapshots(State& s, const StepBuffers& a) {
+  for (uint32_t row = 0; row < a.header->num_rows; row++) {
+    const uint32_t target = uint32_t(a.state_targets[row]);
+    if (target == 0) continue;
+    const Sequence& q = s.sequences[a.rows[row].sequence];
+    const uint32_t block = q.chain.block;
+    const bool is_known = q.num_registered * s.geometry.block_size == computed_tokens(q) && block != kNone &&
+                          s.block_hashed[block] && registration_of(s, block) == q.chain;
+    const bool is_new = is_known && s.block_snapshots[block] == 0;
+    if (is_new) s.block_snapshots[block] = target;
+    s.snapshot_blocks[target - 1] = is_new ? block + 1 : 0;
+  }
+}
+
 // Register the blocks that the launch in flight fills, the last of its step. Nobody looks them up before it is over.
 template <class Env>
 BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepBuffers& a) {
@@ -146,6 +178,53 @@ BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepBuffers& a) {
       for (uint32_t i = first; i < end; i++) register_block(s, q, i);
       q.num_registered = end;
     }
+    env.sync();
+  }
+  if (has_snapshots(s) && env.lane() == 0) attach_snapshots(s, a);
+  env.sync();
+}
+
+// Whether the states of a sequence are kept that has so many tokens computed: at the last full block of its prompt that
+// another one may find, where a prefix that was known without states ends, and now and then in its answer.
+BLINK_FN bool is_border(const State& s, const Sequence& q, uint32_t num_tokens) {
+  const uint32_t size = s.geometry.block_size, prompt = q.sqe.num_prompt_tokens, blocks = num_tokens / size;
+  if (!has_snapshots(s) || blocks == 0 || num_tokens % size != 0) return false;
+  if (num_tokens > prompt) return blocks % s.geometry.snapshot_interval == 0 && caches_answer(s, q);
+  return blocks <= q.sqe.num_hashes && (blocks == (prompt - 1) / size || num_tokens == q.split);
+}
+
+// How many tokens a row may take from `start` on, so that it ends where its states are to be kept.
+BLINK_FN uint32_t tokens_to_border(const State& s, const Sequence& q, uint32_t start) {
+  if (!has_snapshots(s)) return kNone;
+  if (q.row.num_tokens > 0 && is_border(s, q, start)) return 0;
+  const uint32_t end = (q.sqe.num_prompt_tokens - 1) / s.geometry.block_size * s.geometry.block_size;
+  uint32_t border = end > start ? end : kNone;
+  if (q.split > start) border = least(border, q.split);
+  return border == kNone ? kNone : border - start;
+}
+
+// Say which rows of a composed step begin with a snapshot, and which end with one. All lanes see the rows by now.
+template <class Env>
+BLINK_RARE_FN void write_snapshots(Env& env, State& s, const StepBuffers& a, uint32_t rows) {
+  if (!has_snapshots(s)) return;
+  uint32_t begin = 0, end = 0;
+  for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
+    const Sequence& q = s.sequences[a.rows[row].sequence];
+    a.state_sources[row] = int32_t(q.snapshot);
+    a.state_targets[row] = 0;
+    begin += q.snapshot > 0;
+    end += is_border(s, q, computed_tokens(q));
+  }
+  begin = env.sum(begin);
+  end = env.sum(end);
+  if (begin > 0 && env.lane() == 0)
+    for (uint32_t row = 0; row < rows; row++) drop_snapshot(s, s.sequences[a.rows[row].sequence]);
+  env.sync();
+  for (uint32_t row = 0; end > 0 && row < rows; row++) {
+    const Sequence& q = s.sequences[a.rows[row].sequence];
+    if (!is_border(s, q, computed_tokens(q))) continue;
+    const uint32_t index = take_snapshot(env, s);
+    if (env.lane() == 0) a.state_targets[row] = int32_t(index + 1);  // 0 of kNone
     env.sync();
   }
 }

@@ -39,6 +39,8 @@ struct Sequence {
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
+  FIELD(uint32_t, snapshot);        // index + 1 of the states that its next row begins with; 0: those of its slot
+  FIELD(uint32_t, split);           // tokens of the prefix that the cache held without a snapshot; 0: it held none
   FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
   FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves
   FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
@@ -239,6 +241,10 @@ struct State {
   STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
   STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
+  STATE_ARRAY(uint32_t, block_snapshots, g.num_blocks);  // of a registered block: index + 1 of the states behind it
+  STATE_ARRAY(uint32_t, snapshot_blocks, g.num_snapshots);   // whose it is: block + 1; 0: it is free; kNone: nobody's
+  STATE_ARRAY(uint32_t, snapshot_stamps, g.num_snapshots);   // when it was last used
+  STATE_ARRAY(uint32_t, snapshot_readers, g.num_snapshots);  // sequences that are to begin with it
   STATE_ARRAY(uint32_t, hash_table, g.hash_entries);  // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
   STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
@@ -259,6 +265,7 @@ struct State {
   FIELD(uint32_t, lru_head);
   FIELD(uint32_t, lru_count);
   FIELD(uint32_t, next_stamp);
+  FIELD(uint32_t, snapshot_stamp);
   FIELD(uint32_t, step_admitted);
   FIELD(uint32_t, step_preempted);
   FIELD(uint32_t, log_count);

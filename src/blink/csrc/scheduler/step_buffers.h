@@ -42,6 +42,8 @@ struct StepBuffers {
   STATE_ARRAY(int32_t, query_starts, g.max_num_seqs + 1);
   STATE_ARRAY(int32_t, context_lens, g.max_num_seqs);
   STATE_ARRAY(int32_t, row_slots, g.max_num_seqs);
+  STATE_ARRAY(int32_t, state_sources, g.max_num_seqs);  // index + 1 of the snapshot that a row begins with; 0: none
+  STATE_ARRAY(int32_t, state_targets, g.max_num_seqs);  // of the one that is made of its states at the end
   STATE_ARRAY(int32_t, sampled_tokens, g.max_num_seqs);
   STATE_ARRAY(float, sampled_logprobs, g.max_num_seqs);
   STATE_ARRAY(int32_t, top_tokens, g.max_num_seqs* kMaxLogprobs);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from blink.fields import Fields
 from blink.models.layers import Activation, Norms, QkNorm
@@ -28,6 +29,10 @@ class ExpertNames:
     block: str = "mlp"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down of an expert
     are_joined: bool = False  # one tensor of all experts, transposed, gate and up in alternating columns; with biases
+    # Files may have a tensor of all experts' matrices in place of one for each, gates before ups: [experts, out, in]
+    # ("rows") or its transpose ("columns").
+    fused: Literal["", "rows", "columns"] = ""
+    shared: str = ""  # the block of an expert that all tokens have; empty: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ class Family:
     is_fused: bool = False  # queries, keys and values in one tensor; gate and up in another
     shifted_norms: bool = False  # each norm's weight is stored minus 1
     experts: ExpertNames | None = None  # None: a dense MLP
+    has_grouped_projections: bool = False  # recurrent layers: one tensor for q, k, v and z, grouped by key head; b, a
     # GGUF files.
     gguf: str = ""  # its name there; empty: not read from them
     gguf_mixture: str = ""  # the family of those files of this name that have experts

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from blink.fields import Fields
 from blink.models.families.base import Family
-from blink.models.layers import LayerSpec
+from blink.models.layers import Attention, LayerSpec
 from blink.models.spec import ModelSpec
 
 _DEFAULTS: Mapping[str, object] = {
@@ -34,12 +34,14 @@ def _adapt_config(spec: ModelSpec, config: Fields) -> ModelSpec:
 
 def _adapt_gguf(spec: ModelSpec, metadata: Fields) -> ModelSpec:
     def adapt(layer: LayerSpec) -> LayerSpec:
-        attention, mlp = layer.mixer, replace(layer.mlp, activation="gelu_tanh")
-        if spec.num_layers == _LAYERS_OF_LARGEST[spec.architecture]:
-            attention = replace(attention, scale=(spec.hidden_size / attention.heads) ** -0.5)
-        return replace(layer, mixer=attention, mlp=mlp)
+        return replace(layer, mlp=replace(layer.mlp, activation="gelu_tanh"))
 
-    return _add_caps(spec, metadata).with_layers(adapt)
+    def scale(attention: Attention) -> Attention:
+        if spec.num_layers != _LAYERS_OF_LARGEST[spec.architecture]:
+            return attention
+        return replace(attention, scale=(spec.hidden_size / attention.heads) ** -0.5)
+
+    return _add_caps(spec, metadata).with_layers(adapt).with_attention(scale)
 
 
 def _add_caps(spec: ModelSpec, fields: Fields) -> ModelSpec:

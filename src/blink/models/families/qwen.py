@@ -1,9 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 2 and 3."""
+"""Qwen 2 and 3, the text of Qwen3-VL, and those with recurrent layers: Qwen3-Next, Qwen 3.5 and what follows it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from blink.errors import ConfigError
+from blink.fields import Fields, show
 from blink.models.families.base import EVERY_LAYER, ExpertNames, Family
+from blink.models.layers import CONV_WIDTH, GatedDeltaNet, change_some
+from blink.models.spec import ModelSpec
+
+_RECURRENT_DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25, "rope_theta": 10000.0, "norm_topk_prob": True}
+
+
+def _add_recurrent_layers(spec: ModelSpec, config: Fields) -> ModelSpec:
+    """Give attention its output gate, and put the gated delta rule in the place of attention in most layers."""
+    config.require(config.flag("attn_output_gate", True), "attention without an output gate")
+    width = config.integer("linear_conv_kernel_dim", CONV_WIDTH)
+    config.require(width == CONV_WIDTH, f"a convolution of {width} inputs")
+    kind = config.text("mamba_ssm_dtype", "float32")
+    config.require(kind == "float32", f"a recurrent state in {show(kind)}")
+    recurrent = GatedDeltaNet(
+        k_heads=config.integer("linear_num_key_heads", 16),
+        v_heads=config.integer("linear_num_value_heads", 32),
+        k_dim=config.integer("linear_key_head_dim", 128),
+        v_dim=config.integer("linear_value_head_dim", 128),
+    )
+    spec = spec.with_attention(lambda attention: replace(attention, output_gate=True))
+    chosen = _find_recurrent_layers(config, spec.num_layers)
+    return replace(spec, layers=change_some(spec.layers, chosen, lambda layer: replace(layer, mixer=recurrent)))
+
+
+def _find_recurrent_layers(config: Fields, num_layers: int) -> set[int]:
+    if not config.has("layer_types"):
+        interval = config.integer("full_attention_interval", 4)
+        return {layer for layer in range(num_layers) if (layer + 1) % interval}
+    kinds = config.texts("layer_types")
+    known = {"linear_attention", "full_attention"}
+    config.require({*kinds} <= known, f"a layer of a type in {show(sorted({*kinds}))}")
+    if len(kinds) != num_layers:
+        raise ConfigError(f"{config.place}: each layer must have a type in 'layer_types'; download the model again.")
+    return {layer for layer, kind in enumerate(kinds) if kind == "linear_attention"}
+
 
 FAMILIES = {
     "qwen2": Family(title="Qwen 2, 2.5", qkv_bias=True, gguf="qwen2", gguf_class="Qwen2ForCausalLM"),
@@ -15,5 +54,45 @@ FAMILIES = {
         window_period=EVERY_LAYER,
         experts=ExpertNames(),
         gguf="qwen3moe",
+    ),
+    # For text alone the three positions of a token are equal, so that mrope is plain rotation.
+    "qwen3_vl_text": Family(
+        title="Qwen3-VL (text)",
+        defaults={"head_dim": 128, "rope_theta": 500000.0},
+        also_known_as=("qwen3_vl",),
+        qk_norm="head",
+    ),
+    "qwen3_vl_moe_text": Family(
+        title="Qwen3-VL MoE (text)",
+        defaults={"norm_topk_prob": True, "rope_theta": 500000.0},
+        also_known_as=("qwen3_vl_moe",),
+        qk_norm="head",
+        experts=ExpertNames(fused="columns"),
+    ),
+    "qwen3_next": Family(
+        title="Qwen3-Next",
+        defaults=_RECURRENT_DEFAULTS,
+        adapt_config=_add_recurrent_layers,
+        qk_norm="head",
+        shifted_norms=True,
+        experts=ExpertNames(shared="shared_expert"),
+        has_grouped_projections=True,
+    ),
+    "qwen3_5_text": Family(
+        title="Qwen 3.5, 3.6, 3.8 (text)",
+        defaults=_RECURRENT_DEFAULTS,
+        also_known_as=("qwen3_5",),
+        adapt_config=_add_recurrent_layers,
+        qk_norm="head",
+        shifted_norms=True,
+    ),
+    "qwen3_5_moe_text": Family(
+        title="Qwen 3.5, 3.6 MoE (text)",
+        defaults=_RECURRENT_DEFAULTS,
+        also_known_as=("qwen3_5_moe",),
+        adapt_config=_add_recurrent_layers,
+        qk_norm="head",
+        shifted_norms=True,
+        experts=ExpertNames(fused="rows", shared="shared_expert"),
     ),
 }

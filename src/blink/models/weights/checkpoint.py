@@ -36,6 +36,13 @@ class Checkpoint(Protocol):
 
     norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that may be there, as it is stored, in place of those that usually are.
+
+        None: there is none, as in GGUF files and of random weights.
+        """
+        ...
+
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
 
@@ -83,6 +90,9 @@ class GgufCheckpoint:
         self._is_interleaved = FAMILIES[spec.architecture].is_interleaved
         self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
 
+    def shape(self, name: str) -> None:
+        """Find none but the usual tensors."""
+
     def check(self, name: str, shape: Sequence[int]) -> None:
         stored, expert = self._find_name(name)
         if stored not in self._file.tensors:
@@ -118,7 +128,8 @@ class GgufCheckpoint:
         if not (self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored):
             return values
         _, layer, part = stored.split(".")[:3]
-        attention = self._spec.layers[int(layer)].mixer
+        attention = self._spec.layers[int(layer)].mixer.attention
+        assert attention is not None
         num_heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads}.get(part)
         if num_heads is None:
             return values
@@ -217,6 +228,9 @@ class DummyCheckpoint:
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
+
+    def shape(self, name: str) -> None:
+        """Find none but the usual tensors."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""

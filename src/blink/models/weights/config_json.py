@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,20 @@ from blink.fields import Fields, show
 from blink.formats.schemes import read_quantization
 from blink.models.families import FAMILIES, find_architecture, not_supported
 from blink.models.families.base import EVERY_LAYER, NO_WINDOW, Family
-from blink.models.layers import Activation, Attention, DenseMlp, LayerSpec, MoeMlp, Router, repeat_layer
+from blink.models.layers import (
+    Activation,
+    Attention,
+    DenseMlp,
+    LayerSpec,
+    MoeMlp,
+    Router,
+    change_some,
+    repeat_layer,
+)
 from blink.models.spec import ModelSpec
 from blink.models.weights.overrides import override
 from blink.models.weights.rope_json import read_local_rope, read_rope
+from blink.models.weights.shards import has_tensor
 from blink.models.weights.text_files import read_json
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -39,21 +50,31 @@ def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) 
         raise not_supported(str(path), show(model_type))
     if architecture != model_type:
         text = Fields(values, str(path)).mapping("text_config")
-        values = {**values, **override(text, {key: changes[key] for key in changes if key != "text_config"})}
+        text = override(text, {key: changes[key] for key in changes if key != "text_config"})
+        values = {**values, **text, **_settle_tie(directory, values, text)}
     values = {**FAMILIES[architecture].defaults, **values}
     return _make_spec(Fields(values, str(path)), values, architecture)
+
+
+def _settle_tie(directory: Path, outer: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, bool]:
+    """Return whether the output layer is the embedding, where a model and its text part disagree."""
+    key = "tie_word_embeddings"
+    if key not in text or outer.get(key, text[key]) == text[key] or not any(directory.glob("*.safetensors")):
+        return {}
+    return {key: not has_tensor(directory, "lm_head.weight")}
 
 
 def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> ModelSpec:
     family = FAMILIES[architecture]
     _check_supported(config)
-    layer = _read_layer(config, values, family)
+    layer, attention = _read_layer(config, values, family)
     windows, max_model_len = _read_windows(config, family), config.integer("max_position_embeddings")
+    layers = repeat_layer(layer, windows, max_model_len, read_local_rope(config, values, attention.head_dim))
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=config.integer("vocab_size"),
         hidden_size=config.integer("hidden_size"),
-        layers=repeat_layer(layer, windows, max_model_len, read_local_rope(config, values, layer.mixer.head_dim)),
+        layers=_put_dense_layers(config, family, layers),
         rms_norm_eps=config.number("rms_norm_eps"),
         max_model_len=max_model_len,
         tie_embeddings=config.flag("tie_word_embeddings"),
@@ -62,8 +83,8 @@ def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> 
     return family.adapt_config(spec, config)
 
 
-def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> LayerSpec:
-    """Read what all layers have; windows and what belongs to them come later."""
+def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> tuple[LayerSpec, Attention]:
+    """Read what all layers have, and the attention in it; windows and what belongs to them come later."""
     heads, has_bias = config.integer("num_attention_heads"), config.flag("attention_bias")
     head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
     attention = Attention(
@@ -76,20 +97,37 @@ def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> La
         qkv_bias=family.qkv_bias or has_bias,
         output_bias=has_bias,
     )
-    return LayerSpec(mixer=attention, mlp=_read_mlp(config, family), norms=family.norms)
+    return LayerSpec(mixer=attention, mlp=_read_mlp(config, family), norms=family.norms), attention
 
 
 def _read_mlp(config: Fields, family: Family) -> DenseMlp | MoeMlp:
-    size, activation = config.integer("intermediate_size"), family.activation or _read_activation(config)
     if family.experts is None:
-        return DenseMlp(size=size, activation=activation)
+        return _read_dense_mlp(config, family)
+    own_size, shared = config.has("moe_intermediate_size"), family.experts.shared
     return MoeMlp(
         experts=config.integer("num_experts" if config.has("num_experts") else "num_local_experts"),
-        size=config.integer("moe_intermediate_size", size),
+        size=config.integer("moe_intermediate_size" if own_size else "intermediate_size"),
         router=Router(top_k=config.integer("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob")),
-        activation=activation,
+        activation=family.activation or _read_activation(config),
         biases=family.experts.are_joined,
+        shared_size=config.integer(f"{shared}_intermediate_size") if shared else 0,
     )
+
+
+def _read_dense_mlp(config: Fields, family: Family) -> DenseMlp:
+    return DenseMlp(size=config.integer("intermediate_size"), activation=family.activation or _read_activation(config))
+
+
+def _put_dense_layers(config: Fields, family: Family, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Give some layers of a model with experts a dense MLP: by `mlp_only_layers`, and all but every n-th."""
+    if family.experts is None:
+        return layers
+    step, listed = config.integer("decoder_sparse_step", 1), {*config.integers("mlp_only_layers", [])}
+    dense = [index for index in range(len(layers)) if index in listed or (index + 1) % step]
+    if not dense:
+        return layers
+    mlp = _read_dense_mlp(config, family)
+    return change_some(layers, {*dense}, lambda layer: replace(layer, mlp=mlp))
 
 
 def _read_activation(config: Fields) -> Activation:
@@ -100,10 +138,6 @@ def _read_activation(config: Fields) -> Activation:
 
 def _check_supported(config: Fields) -> None:
     config.require(not config.flag("mlp_bias"), "mlp_bias")
-    config.require(
-        config.integer("decoder_sparse_step", 1) == 1 and not config.integers("mlp_only_layers", []),
-        "a mix of dense and expert layers",
-    )
     config.require(not config.flag("use_bidirectional_attention"), "attention to later tokens")
 
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,12 +13,13 @@ from torch import Tensor
 from blink.formats.base import QuantizedEmbedding, Weight, matrix_of, plain
 from blink.formats.fp8 import FP8
 from blink.formats.layouts import Layout
+from blink.kernels.delta_rule import DeltaWeights
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
-from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
-from blink.models.layers import DenseMlp, MoeMlp
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, RecurrentWeights, SharedExpert
+from blink.models.layers import CONV_WIDTH, Activation, Attention, DenseMlp, GatedDeltaNet, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
@@ -34,6 +37,9 @@ _NORMS = {
         "post_feedforward_layernorm",
     ),
 }
+
+
+Grouped = tuple[int, list[int]]  # of key heads one after the other: how many, and rows of each part of one
 
 
 class DecoderLoader:
@@ -71,34 +77,81 @@ class DecoderLoader:
     def _load_layer(self, index: int) -> LayerWeights:
         hidden, prefix = self._spec.hidden_size, f"model.layers.{index}"
         spec = self._spec.layers[index]
-        mixer, attention = spec.mixer, f"{prefix}.self_attn"
-        parts = {"q_proj": mixer.q_size, "k_proj": mixer.kv_size, "v_proj": mixer.kv_size}
-        if self._family.is_fused:
-            parts = {"qkv_proj": sum(parts.values())}
-        qkv = {f"{attention}.{name}": rows for name, rows in parts.items()}
-        output = {f"{attention}.o_proj": hidden}
         norms = [None if name is None else self._read_norm(f"{prefix}.{name}", hidden) for name in _NORMS[spec.norms]]
-        head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
+        mixer = self._load_mixer(index, prefix)
         return LayerWeights(
             attention_norm=norms[0],
-            qkv=self._load_matrix(qkv, hidden),
-            qkv_bias=self._stack("bias", qkv) if mixer.qkv_bias else None,
-            output=self._load_matrix(output, mixer.q_size),
-            output_bias=self._stack("bias", output) if mixer.output_bias else None,
-            head_norm=self._load_head_norm(attention, head_dims) if mixer.qk_norm == "head" else None,
+            **mixer,
             mlp_norm=norms[2],
             mlp=self._load_mlp(spec.mlp, prefix),
             attention_end_norm=norms[1],
             mlp_end_norm=norms[3],
-            wide_norm=self._load_head_norm(attention, wide) if mixer.qk_norm == "all_heads" else None,
-            attention=AttentionOptions(
+        )
+
+    def _load_mixer(self, index: int, prefix: str) -> dict[str, Any]:
+        """Read what mixes tokens, as fields of LayerWeights."""
+        mixer = self._spec.layers[index].mixer
+        if mixer.attention is not None:
+            kv_scales = self._kv_scales[index] if self._kv_scales else UNSCALED
+            return self._load_attention(mixer.attention, f"{prefix}.self_attn", kv_scales)
+        assert mixer.recurrence is not None
+        return self._load_recurrence(mixer.recurrence, f"{prefix}.linear_attn")
+
+    def _load_attention(self, mixer: Attention, prefix: str, kv_scales: KvScales) -> dict[str, Any]:
+        hidden = self._spec.hidden_size
+        parts = {"q_proj": mixer.in_size - 2 * mixer.kv_size, "k_proj": mixer.kv_size, "v_proj": mixer.kv_size}
+        if self._family.is_fused:
+            parts = {"qkv_proj": sum(parts.values())}
+        qkv = {f"{prefix}.{name}": rows for name, rows in parts.items()}
+        output = {f"{prefix}.o_proj": hidden}
+        head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
+        return {
+            "qkv": self._load_matrix(qkv, hidden),
+            "qkv_bias": self._stack("bias", qkv) if mixer.qkv_bias else None,
+            "output": self._load_matrix(output, mixer.q_size),
+            "output_bias": self._stack("bias", output) if mixer.output_bias else None,
+            "head_norm": self._load_head_norm(prefix, head_dims) if mixer.qk_norm == "head" else None,
+            "wide_norm": self._load_head_norm(prefix, wide) if mixer.qk_norm == "all_heads" else None,
+            "attention": AttentionOptions(
                 mixer.scale,
                 mixer.softcap,
                 mixer.window,
-                self._read(f"{attention}.sinks", mixer.heads, dtype=torch.float32) if mixer.sinks else None,
-                self._kv_scales[index] if self._kv_scales else UNSCALED,
+                self._read(f"{prefix}.sinks", mixer.heads, dtype=torch.float32) if mixer.sinks else None,
+                kv_scales,
             ),
+        }
+
+    def _load_recurrence(self, mixer: GatedDeltaNet, prefix: str) -> dict[str, Any]:
+        hidden, heads, order, gates_order = self._spec.hidden_size, mixer.v_heads, None, None
+        parts, gates = (
+            {"in_proj_qkv": mixer.channels, "in_proj_z": mixer.out_size},
+            {"in_proj_b": heads, "in_proj_a": heads},
         )
+        if self._family.has_grouped_projections:
+            parts, gates = {"in_proj_qkvz": mixer.in_size}, {"in_proj_ba": 2 * heads}
+            repeats = heads // mixer.k_heads
+            values = repeats * mixer.v_dim
+            order, gates_order = (
+                (mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]),
+                (mixer.k_heads, [repeats] * 2),
+            )
+        self._checkpoint.check(f"{prefix}.conv1d.weight", (mixer.channels, 1, CONV_WIDTH))
+        conv = self._target.allocate(CONV_WIDTH, mixer.channels)
+        self._fill(f"{prefix}.conv1d.weight", conv.T[:, None])
+        rate, dt_bias = (self._read(f"{prefix}.{name}", heads, dtype=torch.float32) for name in ("A_log", "dt_bias"))
+        norm = self._read(f"{prefix}.norm.weight", mixer.v_dim, dtype=torch.float32)
+        sizes = self._spec.rms_norm_eps, mixer.k_heads, mixer.k_dim
+        rule = DeltaWeights(conv, rate.exp_().neg_(), dt_bias, norm, *sizes)
+        return {
+            "qkv": self._load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden, order),
+            "qkv_bias": None,
+            "output": self._load_matrix({f"{prefix}.out_proj": hidden}, mixer.out_size),
+            "output_bias": None,
+            "head_norm": None,
+            "recurrent": RecurrentWeights(
+                self._load_matrix({f"{prefix}.{name}": rows for name, rows in gates.items()}, hidden, gates_order), rule
+            ),
+        }
 
     def _load_head_norm(self, prefix: str, sizes: tuple[int, int]) -> HeadNorm:
         names = ("q_norm", "k_norm")
@@ -106,27 +159,43 @@ class DecoderLoader:
         return HeadNorm(query, key, self._spec.rms_norm_eps)
 
     def _load_mlp(self, mlp: DenseMlp | MoeMlp, layer: str) -> DenseWeights | MoeWeights:
-        hidden, size, names = self._spec.hidden_size, mlp.size, self._family.experts
+        hidden, names = self._spec.hidden_size, self._family.experts
         if mlp.mixture is not None:
             assert names is not None
-            return load_experts(self._checkpoint, mlp.mixture, f"{layer}.{names.block}", hidden, names, self._target)
+            block = f"{layer}.{names.block}"
+            experts = load_experts(self._checkpoint, mlp.mixture, block, hidden, names, self._target)
+            if not mlp.mixture.shared_size:
+                return experts
+            shared = self._load_dense(mlp.mixture.shared_size, f"{block}.{names.shared}", mlp.activation)
+            gate = self._read(f"{block}.{names.shared}_gate.weight", 1, hidden)[0]
+            return replace(experts, shared=SharedExpert(shared, gate))
+        return self._load_dense(mlp.size, f"{layer}.mlp", mlp.activation)
+
+    def _load_dense(self, size: int, prefix: str, activation: Activation) -> DenseWeights:
+        hidden = self._spec.hidden_size
         parts = {"gate_up_proj": 2 * size} if self._family.is_fused else {"gate_proj": size, "up_proj": size}
-        gate_up = {f"{layer}.mlp.{name}": rows for name, rows in parts.items()}
         return DenseWeights(
-            gate_up=self._load_matrix(gate_up, hidden),
-            down=self._load_matrix({f"{layer}.mlp.down_proj": hidden}, size),
-            activation=mlp.activation,
+            gate_up=self._load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden),
+            down=self._load_matrix({f"{prefix}.down_proj": hidden}, size),
+            activation=activation,
         )
 
-    def _load_matrix(self, parts: dict[str, int], columns: int) -> Weight:
-        """Read matrices of the given numbers of rows, one below the other, for `linear`."""
+    def _load_matrix(self, parts: dict[str, int], columns: int, grouped: Grouped | None = None) -> Weight:
+        """Read matrices of the given numbers of rows, one below the other, for `linear`.
+
+        grouped: how the rows of the only one are grouped, whose parts are to be together. No GGUF file has such.
+        """
         names = [f"{name}.weight" for name in parts]
         for name, rows in zip(names, parts.values(), strict=True):
             self._checkpoint.check(name, (rows, columns))
         quantized = self._target.read_quantized(self._checkpoint, *names)
         if quantized is None:
-            quantized = load_packed(self._checkpoint, parts, columns, self._target)
-        return pack_weight(self._stack("weight", parts, columns)) if quantized is None else quantized
+            order = None if grouped is None else _ungroup(grouped)
+            quantized = load_packed(self._checkpoint, parts, columns, self._target, order)
+        if quantized is not None:
+            return quantized
+        weight = self._stack("weight", parts, columns)
+        return pack_weight(weight if grouped is None else weight[_ungroup(grouped).to(weight.device)])
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
@@ -152,6 +221,13 @@ class DecoderLoader:
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         self._target.fill(self._checkpoint, name, tensor)
+
+
+def _ungroup(order: Grouped) -> Tensor:
+    """Return the rows of all first parts, then of all second ones, and so on."""
+    heads, sizes = order
+    rows = torch.arange(heads * sum(sizes)).view(heads, -1)
+    return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
 
 
 def _pack(weight: Weight) -> Weight:

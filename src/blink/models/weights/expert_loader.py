@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
@@ -25,21 +26,51 @@ def load_experts(
     """
     if names.are_joined:
         return _load_joined(checkpoint, mlp, prefix, hidden, target)
-    size = mlp.size
-    gate, up, down = (f"{prefix}.experts.{{}}.{name}.weight" for name in names.projections)
+    is_fused = names.fused and checkpoint.shape(f"{prefix}.experts.down_proj") is not None
+    load = _load_fused if is_fused else _load_each
     checkpoint.check(f"{prefix}.gate.weight", (mlp.experts, hidden))
+    gate_up, down = load(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
+    router = target.allocate(mlp.experts, hidden)
+    target.fill(checkpoint, f"{prefix}.gate.weight", router)
+    return MoeWeights(mlp, pack_weight(router), gate_up, down)
+
+
+def _load_each(
+    checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
+) -> tuple[ExpertWeights, ExpertWeights]:
+    """Read gates and ups, and downs, of which each expert has tensors of its own."""
+    size = mlp.size
+    gate, up, down = (f"{prefix}.{{}}.{name}.weight" for name in names.projections)
     for expert in range(mlp.experts):
         checkpoint.check(gate.format(expert), (size, hidden))
         checkpoint.check(up.format(expert), (size, hidden))
         checkpoint.check(down.format(expert), (hidden, size))
-    router = target.allocate(mlp.experts, hidden)
-    target.fill(checkpoint, f"{prefix}.gate.weight", router)
-    return MoeWeights(
-        mlp,
-        pack_weight(router),
+    return (
         _read_experts(checkpoint, mlp.experts, {gate: size, up: size}, hidden, target),
         _read_experts(checkpoint, mlp.experts, {down: hidden}, size, target),
     )
+
+
+def _load_fused(
+    checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
+) -> tuple[ExpertWeights, ExpertWeights]:
+    """Read gates and ups, and downs, each in one tensor of all experts.
+
+    Matrices may be transposed: as the family's published files have them, unless the shape of the downs tells. That of
+    the gates and ups does not where the hidden size is twice an expert's.
+    """
+    shapes = {"gate_up_proj": (mlp.experts, 2 * mlp.size, hidden), "down_proj": (mlp.experts, hidden, mlp.size)}
+    is_transposed = names.fused == "columns"
+    if mlp.size != hidden:
+        is_transposed = checkpoint.shape(f"{prefix}.down_proj") != shapes["down_proj"]
+    for name, (experts, rows, columns) in shapes.items():
+        checkpoint.check(f"{prefix}.{name}", (experts, columns, rows) if is_transposed else (experts, rows, columns))
+    found: list[Tensor] = []
+    for name, shape in shapes.items():
+        weight = target.allocate(*shape)
+        target.fill(checkpoint, f"{prefix}.{name}", weight.transpose(1, 2) if is_transposed else weight)
+        found.append(weight)
+    return found[0], found[1]
 
 
 def _read_experts(

@@ -56,13 +56,14 @@ def _make_spec(file: GgufFile, metadata: Fields, architecture: str) -> ModelSpec
     num_layers = metadata.integer("block_count")
     # The names of all layers are made beforehand.
     metadata.require(num_layers <= len(file.tensors), f"a model of {num_layers} layers with fewer tensors")
+    attention = _read_attention(file, metadata, family)
     layer = LayerSpec(
-        mixer=_read_attention(file, metadata, family),
+        mixer=attention,
         mlp=_read_mixture(metadata) if has_experts else DenseMlp(size=metadata.integer("feed_forward_length")),
         norms=family.norms,
     )
     theta, max_model_len = family.gguf_local_theta, metadata.integer("context_length")
-    local_rope = Rope(theta=theta, rotary_dim=layer.mixer.head_dim) if theta else None
+    local_rope = Rope(theta=theta, rotary_dim=attention.head_dim) if theta else None
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=file.tensors[_EMBEDDING].shape[0],

@@ -22,9 +22,11 @@ _ROWS = 16  # of a weight: PyTorch's product in FP8 takes multiples
 
 
 def load_packed(
-    checkpoint: Checkpoint, parts: Mapping[str, int], columns: int, target: WeightTarget
+    checkpoint: Checkpoint, parts: Mapping[str, int], columns: int, target: WeightTarget, order: Tensor | None = None
 ) -> PackedWeight | None:
     """Read matrices of the given numbers of rows, which have been checked, into one, one below the other.
+
+    order: which row of the only one is to be each row; None: as they are.
 
     None if these are not quantized alike, in a form that the device has no kernels for, or of a size that these do not
     take: they are then to be dequantised.
@@ -39,7 +41,11 @@ def load_packed(
     if any(source.find_scheme(name) != scheme for name in names):
         return None
     shapes = ((rows, columns) for rows in parts.values())
-    weight = pack([_read(source, name, shape, target) for name, shape in zip(names, shapes, strict=True)])
+    matrices = [_read(source, name, shape, target) for name, shape in zip(names, shapes, strict=True)]
+    if order is not None:
+        [matrix] = matrices
+        matrices = [matrix.take_rows(order.to(target.device))]
+    weight = pack(matrices)
     target.advance(weight.shape[0] * weight.shape[1])
     return weight
 

@@ -22,8 +22,8 @@ from blink.formats.schemes import FP8_ROWS, Quantization
 from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
 
 OUTPUT = "lm_head.weight"
-# No embeddings, no routers.
-_MATRIX = re.compile(r".*(_proj|\.w[123]|lm_head)\.weight")
+# No embeddings, no routers, and of recurrent layers not what they have for each head.
+_MATRIX = re.compile(r".*(_proj|_proj_qkvz?|_proj_z|\.w[123]|lm_head)\.weight")
 _ALL_EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")  # of gpt-oss, one tensor for all
 
 
@@ -36,6 +36,10 @@ class MatrixCheckpoint(ABC):
     """A checkpoint that gives matrices as they are stored, or as they are to be."""
 
     norm_shift: float
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
 
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -69,6 +73,10 @@ class QuantizedCheckpoint(MatrixCheckpoint):
         self._files = files
         self._quantization = quantization
         self.norm_shift = files.norm_shift
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none, or it is quantized."""
+        return self._files.shape(name) if self.find_scheme(name) is None else None
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, or what it is made of."""
@@ -121,6 +129,10 @@ class Fp8Checkpoint(MatrixCheckpoint):
         self._source = source
         self.norm_shift = source.norm_shift
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
+        return self._source.shape(name)
+
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape."""
         self._source.check(name, shape)
@@ -151,6 +163,10 @@ class DummyMatrices(MatrixCheckpoint):
         self._source = source
         self._quantization = quantization
         self.norm_shift = source.norm_shift
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor that is stored as it is; None: there is none."""
+        return self._source.shape(name)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from safetensors import safe_open
+
 from blink.errors import ConfigError
-from blink.fields import show
+from blink.fields import one_line, show
 from blink.models.weights.text_files import find_inside, read_json
 
 
@@ -42,3 +44,20 @@ def read_index(index: Path) -> list[Path]:
                 f"{index} is malformed ({show(name)} is no safetensors file beside it); download it again."
             )
     return [index.parent / name for name in names]
+
+
+def has_tensor(directory: Path, name: str) -> bool:
+    """Return whether a directory's files have a tensor of a name.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    return any(name in _list_names(path) for path in list_shards(directory))
+
+
+def _list_names(path: Path) -> list[str]:
+    try:
+        with safe_open(path, framework="np") as file:
+            return list(file.keys())
+    except Exception as error:  # the library's error type is not public
+        raise ConfigError(f"{path} is not a readable safetensors file ({one_line(error)}).") from error

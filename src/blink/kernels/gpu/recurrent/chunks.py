@@ -1,140 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
-"""The gated delta-net of prompts, in chunks of 64 tokens on tensor cores.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false
+"""The kernels of prompts of the gated delta rule, in chunks of 64 tokens.
 
 With G the decay since the chunk's start, and L_ij = exp(G_i - G_j) for j <= i:
 
-_mix (a program for some tokens of a head of q, k or v) convolves, and normalises q and k.
-_relate (for each chunk and key head) computes P = Q K^T L, and A = strictly lower(beta K K^T L).
+mix (a program for some tokens of a head of q, k or v) convolves, and normalises q and k.
+relate (for each chunk and key head) computes P = Q K^T L, and A = strictly lower(beta K K^T L).
 invert() returns T = (I + A)^-1 beta.
-_solve (for each chunk and value head) computes U = T V and W = T exp(G) K.
-_scan (for each sequence, value head and some columns of its state) walks over the chunks: N = U - W S;
+solve (for each chunk and value head) computes U = T V and W = T exp(G) K.
+scan (for each sequence, value head and some columns of its state) walks over the chunks: N = U - W S;
 O = exp(G) Q S + P N; S = exp(G_last) S + K^T (exp(G_last - G) N).
-_keep_inputs leaves the last inputs in the slots, and _finish normalises the outputs and gates them.
-
-Chunks begin at each row's first token. The last is filled up with tokens of beta = 0 and g = 0, which change nothing.
+keep_inputs leaves the last inputs in the slots, and finish normalises the outputs and gates them.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from delta_rule.invert import invert
-from delta_rule.reference import CHUNK, WIDTH, Cache, Parameters, Projections, Rows
-
-_MIXED, _FINISHED = 16, 16  # tokens that a program of _mix has, and of _finish
-_KEPT = 1024  # channels that one of _keep_inputs has
-
-
-class Config(NamedTuple):
-    """Sizes that decide the speed alone."""
-
-    columns: int = 32  # of the state, of a program of _scan
-    warps: int = 4
-    scan_warps: int = 4
-    scan_stages: int = 3
-
-
-class _Chunks(NamedTuple):
-    """What the kernels leave for those behind, a chunk's heads one after the other."""
-
-    q: Tensor  # [chunks, nk, 64, dk]
-    k: Tensor
-    u: Tensor  # [chunks, nv, 64, dv]; V before _solve
-    w: Tensor  # [chunks, nv, 64, dk]
-    p: Tensor  # [chunks, nv, 64, 64]
-    decays: Tensor  # [chunks, nv, 64], float32: G
-    systems: Tensor  # [chunks, nv, 64, 64], float32: what lies below the diagonal of I + A
-    betas: Tensor  # [chunks, nv, 64], float32
-
-
-def prefill(x: Projections, cache: Cache, rows: Rows, parameters: Parameters, config: Config | None = None) -> Tensor:
-    """Return reference.advance() in the type of the inputs; of padding rows, anything."""
-    config = config or Config()
-    _, v_heads, k_dim, v_dim = cache.states.shape
-    assert all(part.stride(1) == 1 for part in x)
-    is_exact, num_rows = x.qkv.dtype == torch.float32, rows.slots.shape[0]
-    if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of wgmma
-        config = config._replace(warps=2, scan_warps=2, scan_stages=1)
-    sizes = {"K_HEADS": parameters.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
-    sizes["ROWS"] = triton.next_power_of_2(num_rows)
-    precision = "tf32x3" if is_exact else "tf32"
-    chunks = _prepare(x, cache, rows, parameters, sizes, precision, config.warps)
-    out = torch.empty_like(x.z, memory_format=torch.contiguous_format)
-    columns = min(config.columns, v_dim)
-    _scan[(v_dim // columns, v_heads, num_rows)](
-        *(cache.states, *rows, *chunks[:6], out, num_rows),
-        **sizes,
-        COLUMNS=columns,
-        PRECISION=precision,
-        STAGES=config.scan_stages,
-        num_warps=config.scan_warps,
-    )
-    channels = x.qkv.shape[1]
-    _keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
-        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=WIDTH, BLOCK=_KEPT
-    )
-    _finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
-        *(out, x.z, parameters.norm, rows.starts, x.z.stride(0), parameters.eps, num_rows),
-        V_HEADS=v_heads,
-        DV=v_dim,
-        TOKENS=_FINISHED,
-    )
-    return out
-
-
-def _prepare(
-    x: Projections,
-    cache: Cache,
-    rows: Rows,
-    parameters: Parameters,
-    sizes: dict[str, int],
-    precision: str,
-    warps: int,
-) -> _Chunks:
-    """Compute all that needs no state."""
-    tokens, num_rows, v_heads = x.qkv.shape[0], rows.slots.shape[0], sizes["V_HEADS"]
-    most_chunks = tokens // CHUNK + min(num_rows, tokens)
-    chunks = _allocate(most_chunks, parameters.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
-    for of_v, heads in ((False, 2 * parameters.k_heads), (True, v_heads)):
-        _mix[(most_chunks * (CHUNK // _MIXED), heads)](
-            *(x.qkv, cache.inputs, parameters.conv, *rows, *chunks[:3], x.qkv.stride(0), num_rows),
-            **sizes,
-            PART=_MIXED,
-            OF_V=of_v,
-        )
-    _relate[(most_chunks, parameters.k_heads)](
-        *(x.b, x.a, parameters.rate, parameters.dt_bias, *rows, *chunks[:2], *chunks[4:], x.b.stride(0), x.a.stride(0)),
-        num_rows,
-        **sizes,
-        PRECISION=precision,
-        num_warps=warps,
-    )
-    inverses = invert(chunks.systems, chunks.betas, x.qkv.dtype)
-    _solve[(most_chunks, v_heads)](
-        *(*rows, chunks.k, inverses, chunks.decays, chunks.u, chunks.w, num_rows),
-        **sizes,
-        PRECISION=precision,
-        num_warps=warps,
-        num_stages=1,
-    )
-    return chunks
-
-
-def _allocate(chunks: int, k_heads: int, v_heads: int, k_dim: int, v_dim: int, like: Tensor) -> _Chunks:
-    return _Chunks(
-        like.new_empty(chunks, k_heads, CHUNK, k_dim),
-        like.new_empty(chunks, k_heads, CHUNK, k_dim),
-        like.new_empty(chunks, v_heads, CHUNK, v_dim),
-        like.new_empty(chunks, v_heads, CHUNK, k_dim),
-        like.new_empty(chunks, v_heads, CHUNK, CHUNK),
-        *(torch.empty(chunks, v_heads, *size, device=like.device) for size in ((CHUNK,), (CHUNK, CHUNK), (CHUNK,))),
-    )
 
 
 @triton.jit
@@ -185,7 +68,7 @@ def _find_chunk(chunk, slots, positions, starts, num_rows, ROWS: tl.constexpr, C
 
 
 @triton.jit
-def _mix(
+def mix(
     qkv,
     inputs,
     conv,
@@ -237,7 +120,7 @@ def _load_gates(a, b, a_stride, b_stride, dt_bias, rate, head, at, here):
 
 
 @triton.jit
-def _relate(
+def relate(
     b,
     a,
     rate,
@@ -285,7 +168,7 @@ def _relate(
 
 
 @triton.jit
-def _solve(
+def solve(
     slots,
     positions,
     starts,
@@ -321,7 +204,7 @@ def _solve(
 
 
 @triton.jit
-def _scan(
+def scan(
     states,
     slots,
     positions,
@@ -399,7 +282,7 @@ def _apply_chunk(
 
 
 @triton.jit
-def _keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """Keep a row's last inputs, each at the place of its position."""
     row, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot, start = tl.load(slots + row).to(tl.int64), tl.load(starts + row)
@@ -414,7 +297,7 @@ def _keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WI
 
 
 @triton.jit
-def _finish(
+def finish(
     out, z, norm, starts, z_stride, eps, num_rows, V_HEADS: tl.constexpr, DV: tl.constexpr, TOKENS: tl.constexpr
 ):
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)[:, None]

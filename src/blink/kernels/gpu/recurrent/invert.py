@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inverts the systems of chunks: invert.cu for bf16 on Hopper, torch for the rest."""
+"""Inverts the systems of chunks: recurrent/invert.cu for bf16 on Hopper, torch for the rest."""
 
 from __future__ import annotations
-
-import ctypes
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-_SOURCE = str(Path(__file__).with_suffix(".cu"))
+from blink.kernels.gpu.arguments import args
+from blink.kernels.gpu.launch import compile_kernel, launch
+
 _SIZE, _MATRICES = 64, 2
-
-
-class _Arguments(ctypes.Structure):
-    _fields_ = (
-        ("below", ctypes.c_void_p),
-        ("factor", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("matrices", ctypes.c_int),
-    )
 
 
 def invert(below: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -28,11 +18,10 @@ def invert(below: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
         identity = torch.eye(_SIZE, device=below.device).expand_as(below)
         inverse = torch.linalg.solve_triangular(below, identity, upper=False, unitriangular=True)
         return (inverse * factor[..., None, :]).to(dtype).contiguous()
-    from blink.kernels.gpu.launch import compile_kernel, launch  # needs CUDA
-
     out = torch.empty_like(below, dtype=dtype)
     matrices = below.numel() // _SIZE**2
-    arguments = bytes(_Arguments(below.data_ptr(), factor.data_ptr(), out.data_ptr(), matrices))
+    arguments = args("InvertArgs", below=below, factor=factor, out=out, matrices=matrices)
     threads = _MATRICES * _SIZE
-    launch(compile_kernel(f"blink::invert<{threads}>", _SOURCE), (-(-matrices // _MATRICES), 1), threads, arguments)
+    kernel = compile_kernel(f"blink::invert<{threads}>", "recurrent/invert.cu")
+    launch(kernel, (-(-matrices // _MATRICES), 1), threads, arguments)
     return out

@@ -1,29 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A decoding step of a gated delta-net between its projections: convolution, gates, delta rule, norm and output gate.
 // A block has the state of one value head of one row: it is read once, kept in registers and written once.
+#include "kernels/args.h"
 #include "kernels/common/ptx.cuh"
 
 namespace blink {
 
-constexpr int kWidth = 4;  // of the convolution
-
-struct DeltaDecodeArgs {
-  const Bf16* qkv;                               // [rows, channels]: q, k and v of all heads
-  const Bf16* z;                                 // [rows, v_heads * v_dim]
-  const Bf16* b;                                 // [rows, v_heads]
-  const Bf16* a;                                 // [rows, v_heads]
-  const Bf16* conv;                              // [kWidth, channels], the newest input last
-  const float* rate;                             // [v_heads]: -exp(A_log)
-  const float* dt_bias;                          // [v_heads]
-  const float* norm;                             // [v_dim]
-  const int* slots;                              // [rows]; below 0: padding, nothing is written
-  const int* positions;                          // [rows]; 0: the slot counts as zeros
-  float* states;                                 // [slots, v_heads, k_dim, v_dim]
-  Bf16* inputs;                                  // [slots, kWidth, channels]; that of position p at p % kWidth
-  Bf16* out;                                     // [rows, v_heads * v_dim]
-  int qkv_stride, z_stride, b_stride, a_stride;  // elements from one row to the next
-  float eps;
-};
+constexpr int kConvWidth = 4;
 
 // Sizes. A thread has four neighbouring columns (of v_dim) of kSteps rows (of k_dim) of the state.
 template <int kKHeads, int kVHeads, int kKDim, int kVDim, int kThreads>
@@ -64,7 +47,7 @@ __device__ inline int channel_of(int i, int head) {
 // What a thread loads beside the state.
 template <class S>
 struct Loaded {
-  Bf16 newest[S::mixed_per_thread], past[S::mixed_per_thread][kWidth - 1], weights[S::mixed_per_thread][kWidth];
+  Bf16 newest[S::mixed_per_thread], past[S::mixed_per_thread][kConvWidth - 1], weights[S::mixed_per_thread][kConvWidth];
   Bf16 a, b;
   float rate, dt_bias;
   uint2 z;  // of four columns, in the first lanes
@@ -74,16 +57,16 @@ struct Loaded {
 // Load what this step does not write. What lies before a sequence's start is loaded, too, and not used.
 template <class S>
 __device__ inline void load_kept(const DeltaDecodeArgs& args, Item item, Loaded<S>& to) {
-  const Bf16* inputs = args.inputs + long(item.slot) * kWidth * S::channels;
+  const Bf16* inputs = args.inputs + long(item.slot) * kConvWidth * S::channels;
 #pragma unroll
   for (int n = 0; n < S::mixed_per_thread; n++) {
     const int channel = channel_of<S>(min(threadIdx.x + n * S::threads, S::mixed - 1), item.head);
 #pragma unroll
-    for (int back = 1; back < kWidth; back++)
-      to.past[n][back - 1] = inputs[(item.position + kWidth - back) % kWidth * S::channels + channel];
+    for (int back = 1; back < kConvWidth; back++)
+      to.past[n][back - 1] = inputs[(item.position + kConvWidth - back) % kConvWidth * S::channels + channel];
 #pragma unroll
-    for (int back = 0; back < kWidth; back++)
-      to.weights[n][back] = args.conv[(kWidth - 1 - back) * S::channels + channel];
+    for (int back = 0; back < kConvWidth; back++)
+      to.weights[n][back] = args.conv[(kConvWidth - 1 - back) * S::channels + channel];
   }
   to.rate = args.rate[item.head], to.dt_bias = args.dt_bias[item.head];
   if (threadIdx.x < S::lanes) to.norm = *reinterpret_cast<const float4*>(args.norm + threadIdx.x * 4);
@@ -106,13 +89,13 @@ __device__ inline void load_fresh(const DeltaDecodeArgs& args, Item item, Loaded
 // Convolve, and keep the new input: of q and k, one of the heads that share them does.
 template <class S>
 __device__ inline void convolve(const DeltaDecodeArgs& args, Item item, const Loaded<S>& in, DeltaShared<S>& shared) {
-  Bf16* inputs = args.inputs + (long(item.slot) * kWidth + item.position % kWidth) * S::channels;
+  Bf16* inputs = args.inputs + (long(item.slot) * kConvWidth + item.position % kConvWidth) * S::channels;
 #pragma unroll
   for (int n = 0; n < S::mixed_per_thread; n++) {
     const int i = threadIdx.x + n * S::threads;
     float sum = to_float(in.newest[n]) * to_float(in.weights[n][0]);
 #pragma unroll
-    for (int back = 1; back < kWidth; back++)
+    for (int back = 1; back < kConvWidth; back++)
       if (back <= item.position) sum += to_float(in.past[n][back - 1]) * to_float(in.weights[n][back]);
     if (i >= S::mixed) break;
     shared.mixed[i] = silu(sum);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle of the delta-rule kernels against transformers' layer of Qwen3-Next, in float32."""
+"""The gated delta rule on the CPU against transformers' layer of Qwen3-Next, in float32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from delta_rule_kernels import reference
+from blink.kernels.cpu import delta_rule
+from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
+from blink.kernels.layer_cache import StateCache
 
 qwen3_next = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
 
@@ -35,8 +37,8 @@ def make_layer(k_heads: int, v_heads: int, k_dim: int, v_dim: int) -> Any:
     return layer.eval()
 
 
-def take_parameters(layer: Any) -> Any:
-    return reference.Parameters(
+def take_weights(layer: Any) -> Any:
+    return DeltaWeights(
         layer.conv1d.weight.detach()[:, 0].T.contiguous(),
         -layer.A_log.detach().exp(),
         layer.dt_bias.detach(),
@@ -50,16 +52,16 @@ def take_parameters(layer: Any) -> Any:
 def project(layer: Any, hidden: Tensor) -> Any:
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(layer.in_proj_qkvz(hidden), layer.in_proj_ba(hidden))
     parts = (torch.cat([part.flatten(2) for part in (q, k, v)], 2), z.flatten(2), b, a)
-    return reference.Projections(*(part[0] for part in parts))
+    return Projections(*(part[0] for part in parts))
 
 
 def make_cache(layer: Any) -> Any:
     shape = (3, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim)
-    return reference.Cache(torch.full(shape, torch.nan), torch.full((3, reference.WIDTH, layer.conv_dim), torch.nan))
+    return StateCache(torch.full(shape, torch.nan), torch.full((3, 4, layer.conv_dim), torch.nan))
 
 
 def make_rows(position: int, tokens: int) -> Any:
-    return reference.Rows(torch.tensor([1]), torch.tensor([position]), torch.tensor([0, tokens]))
+    return Rows(torch.tensor([1]), torch.tensor([position]), torch.tensor([0, tokens]))
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -69,8 +71,8 @@ def make_rows(position: int, tokens: int) -> Any:
 def test_a_prompt_equals_transformers(tokens: int, heads: tuple[int, int, int, int], chunked: bool) -> None:
     layer = make_layer(*heads)
     hidden = torch.randn(1, tokens, 48)
-    out = reference.advance(
-        project(layer, hidden), make_cache(layer), make_rows(0, tokens), take_parameters(layer), chunked=chunked
+    out = delta_rule.advance(
+        project(layer, hidden), make_cache(layer), make_rows(0, tokens), take_weights(layer), chunked=chunked
     )
     torch.testing.assert_close(layer.out_proj(out), layer(hidden)[0], atol=OF_OUTPUTS, rtol=OF_OUTPUTS)
 
@@ -86,8 +88,8 @@ def test_a_prompt_and_tokens_after_it_equal_transformers_cached() -> None:
     for tokens in (70, 1, 1, 1, 1, 1):
         part = hidden[:, position : position + tokens]
         expected = layer(part, cache=cache)[0]
-        out = reference.advance(
-            project(layer, part), own, make_rows(position, tokens), take_parameters(layer), chunked=tokens > 1
+        out = delta_rule.advance(
+            project(layer, part), own, make_rows(position, tokens), take_weights(layer), chunked=tokens > 1
         )
         torch.testing.assert_close(layer.out_proj(out), expected, atol=OF_OUTPUTS, rtol=OF_OUTPUTS)
         position += tokens
@@ -105,7 +107,7 @@ def test_both_rules_equal_those_of_transformers_from_a_given_state(tokens: int, 
     theirs = getattr(qwen3_next, name)(
         *(part[None] for part in (q, k, v)), g[None], beta[None], initial_state=state[None], output_final_state=True
     )
-    for rule in (reference.apply_in_chunks, reference.apply_token_by_token):
+    for rule in (delta_rule.apply_in_chunks, delta_rule.apply_token_by_token):
         for found, expected in zip(rule(q / 4, k, v, g, beta, state), theirs, strict=True):
             torch.testing.assert_close(found, expected[0], atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -113,27 +115,29 @@ def test_both_rules_equal_those_of_transformers_from_a_given_state(tokens: int, 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_prompt_cut_anywhere_leaves_the_same_state(chunked: bool) -> None:
     torch.manual_seed(9)
-    parameters, x = random_parameters(), random_projections(100)
+    weights, x = random_weights(), random_projections(100)
     whole = random_cache()
-    expected = reference.advance(x, whole, make_rows(0, 100), parameters)
+    expected = delta_rule.advance(x, whole, make_rows(0, 100), weights)
     for cuts in ((1,), (2, 3), (63,), (64, 65), (5, 70, 98)):
         cache, found = random_cache(), []
         for first, end in zip((0, *cuts), (*cuts, 100), strict=True):
             found.append(
-                reference.advance(x.cut(first, end), cache, make_rows(first, end - first), parameters, chunked=chunked)
+                delta_rule.advance(
+                    x.take(slice(first, end)), cache, make_rows(first, end - first), weights, chunked=chunked
+                )
             )
         torch.testing.assert_close(torch.cat(found), expected, atol=TOLERANCE, rtol=TOLERANCE)
         torch.testing.assert_close(cache.states[1], whole.states[1], atol=TOLERANCE, rtol=TOLERANCE)
         assert torch.equal(cache.inputs[1], whole.inputs[1])
 
 
-def random_parameters() -> Any:
-    return reference.Parameters(torch.randn(4, 96), -torch.rand(4), torch.randn(4), torch.rand(8), 1e-6, 2, 16)
+def random_weights() -> Any:
+    return DeltaWeights(torch.randn(4, 96), -torch.rand(4), torch.randn(4), torch.rand(8), 1e-6, 2, 16)
 
 
 def random_projections(tokens: int) -> Any:
-    return reference.Projections(*(torch.randn(tokens, width) for width in (96, 32, 4, 4)))
+    return Projections(*(torch.randn(tokens, width) for width in (96, 32, 4, 4)))
 
 
 def random_cache() -> Any:
-    return reference.Cache(torch.full((2, 4, 16, 8), torch.nan), torch.full((2, 4, 96), torch.nan))
+    return StateCache(torch.full((2, 4, 16, 8), torch.nan), torch.full((2, 4, 96), torch.nan))

@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inverses of unit lower triangular matrices of 64 x 64, in float32, by forward substitution: a thread has a
 // column.
+#include "kernels/args.h"
 #include "kernels/common/ptx.cuh"
 
 namespace blink {
 
 constexpr int kSize = 64, kMatrices = 2;  // of a block
-
-struct InvertArgs {
-  const float* below;   // [matrices, kSize, kSize]: what is below the diagonal, and zeros
-  const float* factor;  // [matrices, kSize]: of the inverse's columns
-  Bf16* out;            // [matrices, kSize, kSize]
-  int matrices;
-};
 
 // kThreads: kSize for each matrix of a block.
 template <int kThreads>
