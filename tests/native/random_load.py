@@ -23,7 +23,7 @@ import numpy as np
 
 from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
-from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, CqeKind, FinishReason, StepClass, StepResult
+from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, SLOT_PARAMS, CqeKind, FinishReason, StepClass, StepResult
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, Step, running, small_config
@@ -179,11 +179,11 @@ class Episode:
 
     def _spoil(self, rows: int, slots: np.ndarray[Any, Any]) -> None:
         """Let a row now and then sample nothing, or end the text of its automaton."""
-        sampled, params = self.h.step_array("sampled_tokens", "i4"), self.h.state.array("params", "u4").reshape(-1, 16)
+        sampled, params = self.h.step_array("sampled_tokens", "i4"), self.h.state.array("params", SLOT_PARAMS)
         for row in range(rows):
             if self.script.random() < 0.004:
                 sampled[row] = CONSTANTS["invalid_logits"]
-            elif params[slots[row], -1] and self.script.random() < 0.2:
+            elif params["automaton"][slots[row]] and self.script.random() < 0.2:
                 sampled[row] = CONSTANTS["grammar_done"]
 
     def _count(self, rows: int, tokens: int, all_tokens: int) -> None:

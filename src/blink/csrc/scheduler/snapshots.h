@@ -3,7 +3,7 @@
 // of a prefix alone is of no use to a recurrent layer, so a prefix is found only as far as a snapshot.
 //
 // A snapshot is free, of one registered block, or nobody's: a step writes it, or a sequence is to begin with it whose
-// block was forgotten. A step copies from snapshots before its first layer and to snapshots behind its last.
+// block was forgotten. A step copies from snapshots before its first layer, and to snapshots after its last.
 #pragma once
 
 #include "scheduler/hash_table.h"

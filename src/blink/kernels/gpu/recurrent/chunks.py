@@ -9,8 +9,9 @@ mix (a program for some tokens of a head of q, k or v) convolves, and normalises
 relate (for each chunk and key head) computes P = Q K^T L, and A = strictly lower(beta K K^T L).
 invert() returns T = (I + A)^-1 beta.
 solve (for each chunk and value head) computes U = T V and W = T exp(G) K.
-scan (for each sequence, value head and some columns of its state) walks over the chunks: N = U - W S;
-O = exp(G) Q S + P N; S = exp(G_last) S + K^T (exp(G_last - G) N).
+
+scan (for each sequence, value head and some columns of its state) walks over the chunks. It computes N = U - W S, then
+O = exp(G) Q S + P N, then S = exp(G_last) S + K^T (exp(G_last - G) N).
 keep_inputs leaves the last inputs in the slots, and finish normalises the outputs and gates them.
 """
 
