@@ -10,7 +10,7 @@ from torch import Tensor
 from blink.kernels.delta_rule import CHUNK, DeltaWeights, Projections, Rows
 from blink.kernels.layer_cache import StateCache
 
-_LENGTH_EPS = 1e-6  # beside the squares of a query or key
+_LENGTH_EPS = 1e-6  # added to the squared length of a query or key
 
 
 def advance(x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights, *, chunked: bool = True) -> Tensor:

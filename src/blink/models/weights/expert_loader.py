@@ -38,7 +38,7 @@ def load_experts(
 def _load_each(
     checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
 ) -> tuple[ExpertWeights, ExpertWeights]:
-    """Read gates and ups, and downs, of which each expert has tensors of its own."""
+    """Read gate-up and down matrices, of which each expert has tensors of its own."""
     size = mlp.size
     gate, up, down = (f"{prefix}.{{}}.{name}.weight" for name in names.projections)
     for expert in range(mlp.experts):
@@ -54,10 +54,10 @@ def _load_each(
 def _load_fused(
     checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
 ) -> tuple[ExpertWeights, ExpertWeights]:
-    """Read gates and ups, and downs, each in one tensor of all experts.
+    """Read gate-up and down matrices, each in one tensor of all experts.
 
     Matrices may be transposed: as the family's published files have them, unless the shape of the downs tells. That of
-    the gates and ups does not where the hidden size is twice an expert's.
+    the gate-up matrices does not where the hidden size is twice an expert's.
     """
     shapes = {"gate_up_proj": (mlp.experts, 2 * mlp.size, hidden), "down_proj": (mlp.experts, hidden, mlp.size)}
     is_transposed = names.fused == "columns"

@@ -205,11 +205,11 @@ __device__ inline float4 sum_of_warps(const float (&parts)[S::warps][S::v_dim], 
 // Normalise the head's output and gate it.
 template <class S>
 __device__ inline void write_output(const DeltaDecodeArgs& args, Item item, float4 out, float4 gates) {
-  float squares = out.x * out.x + out.y * out.y + out.z * out.z + out.w * out.w;
+  float square_sum = out.x * out.x + out.y * out.y + out.z * out.z + out.w * out.w;
 #pragma unroll
-  for (int step = 1; step < S::lanes; step *= 2) squares += __shfl_xor_sync(~0u, squares, step);
+  for (int step = 1; step < S::lanes; step *= 2) square_sum += __shfl_xor_sync(~0u, square_sum, step);
   if (threadIdx.x >= S::lanes) return;
-  const float rate = rsqrtf(squares / S::v_dim + args.eps);
+  const float rate = rsqrtf(square_sum / S::v_dim + args.eps);
   uint2 pairs;
   pairs.x = to_bf16_pair(out.x * rate * gates.x, out.y * rate * gates.y);
   pairs.y = to_bf16_pair(out.z * rate * gates.z, out.w * rate * gates.w);
