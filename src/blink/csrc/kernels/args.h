@@ -260,20 +260,20 @@ struct ConstrainArgs {
 // recurrent/delta_decode.cu
 struct DeltaDecodeArgs {
   FIELDS_OF(DeltaDecodeArgs);
-  FIELD(const Bf16*, qkv);        // [rows, channels]: q, k and v of all heads
-  FIELD(const Bf16*, z);          // [rows, v_heads * v_dim]
-  FIELD(const Bf16*, b);          // [rows, v_heads]
-  FIELD(const Bf16*, a);          // [rows, v_heads]
-  FIELD(const Bf16*, conv);       // [kConvWidth, channels], the newest input last
-  FIELD(const float*, rate);      // [v_heads]: -exp(A_log)
-  FIELD(const float*, dt_bias);   // [v_heads]
-  FIELD(const float*, norm);      // [v_dim]
-  FIELD(const int*, slots);       // [rows]; below 0: padding, nothing is written
-  FIELD(const int*, positions);   // [rows]; 0: the slot counts as zeros
-  FIELD(float*, states);          // [slots, v_heads, k_dim, v_dim]
-  FIELD(Bf16*, inputs);           // [slots, kConvWidth, channels]; that of position p at p % kConvWidth
-  FIELD(Bf16*, out);              // [rows, v_heads * v_dim]
-  FIELD(int, qkv_stride);         // elements from one row to the next, here and below
+  FIELD(const Bf16*, qkv);       // [rows, channels]: q, k and v of all heads
+  FIELD(const Bf16*, z);         // [rows, v_heads * v_dim]
+  FIELD(const Bf16*, b);         // [rows, v_heads]
+  FIELD(const Bf16*, a);         // [rows, v_heads]
+  FIELD(const Bf16*, conv);      // [kConvWidth, channels], the newest input last
+  FIELD(const float*, rate);     // [v_heads]: -exp(A_log)
+  FIELD(const float*, dt_bias);  // [v_heads]
+  FIELD(const float*, norm);     // [v_dim]
+  FIELD(const int*, slots);      // [rows]; below 0: padding, nothing is written
+  FIELD(const int*, positions);  // [rows]; 0: the slot counts as zeros
+  FIELD(float*, states);         // [slots, v_heads, k_dim, v_dim]
+  FIELD(Bf16*, inputs);          // [slots, kConvWidth, channels]; that of position p at p % kConvWidth
+  FIELD(Bf16*, out);             // [rows, v_heads * v_dim]
+  FIELD(int, qkv_stride);        // elements from one row to the next, here and below
   FIELD(int, z_stride);
   FIELD(int, b_stride);
   FIELD(int, a_stride);

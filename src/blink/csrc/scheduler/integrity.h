@@ -223,7 +223,8 @@ class IntegrityCheck {
       if (writers[i] > 1) return "two rows write a snapshot";
       if (block == 0 && readers[i] > 0) return "a free snapshot is in use";
       if (block == kNone && readers[i] + writers[i] == 0) return "a snapshot leaked";
-      if (block != 0 && block != kNone && s_.block_snapshots[block - 1] != i + 1) return "a snapshot's block has another";
+      if (block != 0 && block != kNone && s_.block_snapshots[block - 1] != i + 1)
+        return "a snapshot's block has another";
     }
     for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) {
       const uint32_t snapshot = s_.block_snapshots[b];

@@ -134,8 +134,8 @@ BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
   }
 }
 
-// Let the snapshots that a step writes be those of the blocks that its rows end with, unless these are not known or have
-// one. Runs on: one lane.
+// Let the snapshots that a step writes be those of the blocks that its rows end with, unless these are not known or
+// have one. Runs on: one lane.
 BLINK_RARE_FN void attach_snapshots(State& s, const StepBuffers& a) {
   for (uint32_t row = 0; row < a.header->num_rows; row++) {
     const uint32_t target = uint32_t(a.state_targets[row]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots of recurrent states, for the prefix cache: what a sequence's slot held where a registered block ends. The KV
-// of a prefix alone is of no use to a recurrent layer, so a prefix is found only as far as a snapshot.
+// Snapshots of recurrent states, for the prefix cache: what a sequence's slot held where a registered block ends. The
+// KV of a prefix alone is of no use to a recurrent layer, so a prefix is found only as far as a snapshot.
 //
 // A snapshot is free, of one registered block, or nobody's: a step writes it, or a sequence is to begin with it whose
 // block was forgotten. A step copies from snapshots before its first layer, and to snapshots after its last.

@@ -241,11 +241,11 @@ struct State {
   STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
   STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
-  STATE_ARRAY(uint32_t, block_snapshots, g.num_blocks);  // of a registered block: index + 1 of the states behind it
+  STATE_ARRAY(uint32_t, block_snapshots, g.num_blocks);      // of a registered block: index + 1 of the states behind it
   STATE_ARRAY(uint32_t, snapshot_blocks, g.num_snapshots);   // whose it is: block + 1; 0: it is free; kNone: nobody's
   STATE_ARRAY(uint32_t, snapshot_stamps, g.num_snapshots);   // when it was last used
   STATE_ARRAY(uint32_t, snapshot_readers, g.num_snapshots);  // sequences that are to begin with it
-  STATE_ARRAY(uint32_t, hash_table, g.hash_entries);  // block + 1; 0 = empty
+  STATE_ARRAY(uint32_t, hash_table, g.hash_entries);         // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
   STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
 
