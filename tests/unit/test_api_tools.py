@@ -139,7 +139,9 @@ def tag_of(assets: ModelAssets, is_open: bool | None = None, **fields: Any) -> S
     assert form is not None
     params = constrain_message(SamplingParams(), body.tool_use, form)
     assert params.skip_special_tokens is False
-    return params.structured_outputs.structural_tag if params.structured_outputs is not None else None
+    tag = params.structured_outputs.structural_tag if params.structured_outputs is not None else None
+    assert not isinstance(tag, str)
+    return tag
 
 
 def test_forced_calls_are_those_of_the_models_own_format() -> None:
