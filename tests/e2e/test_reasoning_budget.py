@@ -23,6 +23,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("thinker")
     tokenizer = build_tokenizer(special=SPECIAL)
     end = tokenizer.token_to_id(SPECIAL[0])
+    assert end is not None
     write_tiny_model(folder, vocab_size=tokenizer.get_vocab_size(), eos_token_id=end)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIAL[0], "chat_template": TEMPLATE}))
@@ -35,6 +36,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_end_marker_comes_when_the_budget_is_spent_and_once(llm: LLM, temperature: float) -> None:
     begin, end = (build_tokenizer(special=SPECIAL).token_to_id(tag) for tag in SPECIAL[1:])
+    assert begin is not None and end is not None
     never = {begin: -100.0, end: -100.0}  # of itself the model writes neither
     params = [
         SamplingParams(
