@@ -13,6 +13,7 @@ import pytest
 from blink import LLM, AsyncEngineArgs, AsyncLLM, BeamSearchParams, RequestOutput, RequestOutputKind, SamplingParams
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.models.weights.files import default_model_path
+from blink.outputs import CompletionOutput
 from tiny_model import write_tiny_model
 
 pytestmark = [
@@ -141,6 +142,12 @@ def collect(engine: AsyncLLM, params: SamplingParams, prompt: Any = PROMPT, **op
     return asyncio.run(run())
 
 
+def logprobs_of(parts: list[CompletionOutput]) -> dict[tuple[int, int], float]:
+    """Return each logprob by position and token; how steps are composed rounds them otherwise."""
+    positions = [position for part in parts for position in part.logprobs or []]
+    return {(i, token): entry.logprob for i, position in enumerate(positions) for token, entry in position.items()}
+
+
 def test_a_stream_grows_as_its_kind_says_and_ends_as_llm_does(llm: LLM, engine: AsyncLLM) -> None:
     [whole] = llm.generate(PROMPT, sampled(n=2, logprobs=1), use_tqdm=False)
     for kind in RequestOutputKind:
@@ -152,10 +159,13 @@ def test_a_stream_grows_as_its_kind_says_and_ends_as_llm_does(llm: LLM, engine: 
                 parts = [part for output in outputs for part in output.outputs if part.index == place]
                 assert "".join(part.text for part in parts) == expected.text
                 assert [token for part in parts for token in part.token_ids] == list(expected.token_ids)
-                assert [each for part in parts for each in part.logprobs or []] == expected.logprobs
+                assert logprobs_of(parts) == pytest.approx(logprobs_of([expected]), abs=1e-4)
                 assert [part.finish_reason for part in parts if part.finished()] == ["length"]
         else:
-            assert outputs[-1].outputs == whole.outputs
+            for found, expected in zip(outputs[-1].outputs, whole.outputs, strict=True):
+                assert (found.index, found.text, found.token_ids) == (expected.index, expected.text, expected.token_ids)
+                assert found.finish_reason == expected.finish_reason
+                assert logprobs_of([found]) == pytest.approx(logprobs_of([expected]), abs=1e-4)
             assert len(outputs) == 1 or kind is RequestOutputKind.CUMULATIVE
 
 

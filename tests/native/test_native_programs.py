@@ -71,7 +71,7 @@ def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
 
 def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    check_fuzz(program, 40_000, 1, timeout=100)
+    check_fuzz(program, 40_000, 9, timeout=100)
 
 
 @pytest.mark.long
