@@ -21,7 +21,7 @@ from early import EarlyModule
 _MODULES = (
     "activation",
     "attention",
-    "delta_rule",
+    "delta_rule_gpu",
     "gguf_matmul",
     "moe",
     "quantized",
