@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
+from blink.api.http.errors import kind_of, renaming, with_field
 from blink.errors import BadRequestError, PromptTooLongError
 
 _ID_BYTES = 12
@@ -35,28 +36,20 @@ _ORIGINS = {
 def write_error(message: str, kind: str, code: int, param: str | None = None, request_id: str = "") -> bytes:
     """Return the body of an error; the message names the field, which this form has no place for."""
     del kind  # the status tells it
-    text = f"{param}: {message}" if param and param not in message else message
-    error = {"type": _type_of(code), "message": text}
+    error = {"type": kind_of(code, _TYPES, "api_error"), "message": with_field(message, param)}
     request_id = request_id or f"req_{secrets.token_hex(_ID_BYTES)}"
     # json, not orjson: a message may quote lone surrogates from the request.
     return json.dumps({"type": "error", "error": error, "request_id": request_id}).encode()
 
 
-def _type_of(code: int) -> str:
-    if code in _TYPES:
-        return _TYPES[code]
-    return "api_error" if code >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-
-
 @contextmanager
 def naming_origins() -> Iterator[None]:
     """Let errors name the field of a message that the chat's field comes from, and say what clients look for."""
-    try:
-        yield
-    except PromptTooLongError as error:
-        raise BadRequestError(_tell_length(error)) from None
-    except BadRequestError as error:
-        raise BadRequestError(error.message, _ORIGINS.get(error.param or "", error.param)) from None
+    with renaming(_ORIGINS):
+        try:
+            yield
+        except PromptTooLongError as error:
+            raise BadRequestError(_tell_length(error)) from None
 
 
 def _tell_length(error: PromptTooLongError) -> str:

@@ -6,12 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
 from blink.api.anthropic.blocks import Texts, Turn
 from blink.api.anthropic.errors import naming_origins
 from blink.api.anthropic.talk import chat_messages
-from blink.api.http.errors import describe_validation
 from blink.api.openai.schema import ChatBody
 from blink.api.serving.body import Body
 from blink.errors import BadRequestError
@@ -162,10 +161,7 @@ class CountTokensBody(Body):
     def _read_chat(self) -> CountTokensBody:
         self._check_extra(self.model_extra or {})
         with naming_origins():
-            try:
-                self._chat = ChatBody.model_validate(self._chat_fields())
-            except ValidationError as error:
-                raise describe_validation(error.errors(include_url=False, include_input=False)) from None
+            self._chat = ChatBody.model_validate(self._chat_fields())
         return self
 
     @property

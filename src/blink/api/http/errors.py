@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from blink.errors import BadRequestError, BlinkError
@@ -32,6 +34,36 @@ def error_json(message: str, kind: str, code: int, param: str | None = None) -> 
 def blink_error_json(error: BlinkError) -> bytes:
     """Return the body of one of Blink's own errors."""
     return error_json(error.message, error.type, int(error.status), error.param)
+
+
+def with_field(message: str, param: str | None) -> str:
+    """Return an error's message that names the field, for forms of errors that have no place for it."""
+    return f"{param}: {message}" if param and param not in message else message
+
+
+def kind_of(code: int, kinds: Mapping[int, str], of_server: str) -> str:
+    """Return what another API calls an error with a status: by its table, else a client's fault or the server's."""
+    usual = of_server if code >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    return kinds.get(code, usual)
+
+
+@contextmanager
+def renaming(origins: Mapping[str, str]) -> Iterator[None]:
+    """Let errors of a chat or completion name the fields of another API that it was made of.
+
+    origins: field of the chat or completion -> the field that it comes from.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        found = describe_validation(error.errors(include_url=False, include_input=False))
+        raise _renamed(found, origins) from None
+    except BadRequestError as error:
+        raise _renamed(error, origins) from None
+
+
+def _renamed(error: BadRequestError, origins: Mapping[str, str]) -> BadRequestError:
+    return BadRequestError(error.message, origins.get(error.param or "", error.param))
 
 
 def install_error_responses(app: FastAPI, writer_of: WriterOf) -> None:

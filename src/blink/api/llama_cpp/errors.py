@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 
+from blink.api.http.errors import kind_of, renaming, with_field
 from blink.api.openai.ggml_options import FIELD_ORIGINS
-from blink.errors import BadRequestError
 
 _TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -31,21 +30,11 @@ _ORIGINS = {
 def write_error(message: str, kind: str, code: int, param: str | None = None) -> bytes:
     """Return the body of an error; the message names the field, which this form has no place for."""
     del kind  # the status tells it
-    text = f"{param}: {message}" if param and param not in message else message
+    error = {"code": int(code), "message": with_field(message, param), "type": kind_of(code, _TYPES, "server_error")}
     # json, not orjson: a message may quote lone surrogates from the request.
-    return json.dumps({"error": {"code": int(code), "message": text, "type": _type_of(code)}}).encode()
+    return json.dumps({"error": error}).encode()
 
 
-def _type_of(code: int) -> str:
-    if code in _TYPES:
-        return _TYPES[code]
-    return "server_error" if code >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-
-
-@contextmanager
-def naming_origins() -> Iterator[None]:
+def naming_origins() -> AbstractContextManager[None]:
     """Let errors name the field of llama.cpp's API that a completion's field comes from."""
-    try:
-        yield
-    except BadRequestError as error:
-        raise BadRequestError(error.message, _ORIGINS.get(error.param or "", error.param)) from None
+    return renaming(_ORIGINS)

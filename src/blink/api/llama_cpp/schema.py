@@ -7,9 +7,8 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StrictBool, model_validator
 
-from blink.api.http.errors import describe_validation
 from blink.api.llama_cpp.errors import naming_origins
 from blink.api.openai.ggml_options import is_known, read_options
 from blink.api.openai.schema import CompletionBody, ConversationBody, TokenIds
@@ -42,10 +41,7 @@ class _GeneratingBody(Body):
         extra = self.model_extra or {}
         with naming_origins():
             options = read_options({name: value for name, value in extra.items() if is_known(name)})
-            try:
-                self._asked = CompletionBody.model_validate({**self._fields(), **options, **self._prompt_fields()})
-            except ValidationError as error:
-                raise describe_validation(error.errors(include_url=False, include_input=False)) from None
+            self._asked = CompletionBody.model_validate({**self._fields(), **options, **self._prompt_fields()})
         return self
 
     @property

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
+from blink.api.http.errors import renaming, with_field
 from blink.api.openai.ggml_options import FIELD_ORIGINS
-from blink.errors import BadRequestError
 
 # Where a field of a chat or a completion comes from.
 _ORIGINS = {
@@ -24,15 +23,10 @@ _ORIGINS = {
 def write_error(message: str, kind: str, code: int, param: str | None = None) -> bytes:
     """Return the body of an error; the message names the field, which this form has no place for."""
     del kind, code  # the status tells both
-    text = f"{param}: {message}" if param and param not in message else message
     # json, not orjson: a message may quote lone surrogates from the request.
-    return json.dumps({"error": text}).encode()
+    return json.dumps({"error": with_field(message, param)}).encode()
 
 
-@contextmanager
-def naming_origins() -> Iterator[None]:
+def naming_origins() -> AbstractContextManager[None]:
     """Let errors name the field of Ollama's API that a field comes from."""
-    try:
-        yield
-    except BadRequestError as error:
-        raise BadRequestError(error.message, _ORIGINS.get(error.param or "", error.param)) from None
+    return renaming(_ORIGINS)

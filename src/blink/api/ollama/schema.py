@@ -7,9 +7,8 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, StrictBool, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, StrictBool, model_validator
 
-from blink.api.http.errors import describe_validation
 from blink.api.ollama.errors import naming_origins
 from blink.api.ollama.messages import OllamaMessage, chat_messages, refuse_images
 from blink.api.openai.ggml_options import is_known, read_options
@@ -64,10 +63,7 @@ class GenerationBody(NamedBody):
             if not is_known(name):
                 raise BadRequestError(f"{name[:64]!r} is no option of Ollama's.", "options")
         with naming_origins():
-            try:
-                self._asked = self._make_request(read_options(self.options or {}) | self._format_fields())
-            except ValidationError as error:
-                raise describe_validation(error.errors(include_url=False, include_input=False)) from None
+            self._asked = self._make_request(read_options(self.options or {}) | self._format_fields())
         return self
 
     @property

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import orjson
-from pydantic import ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
-from blink.api.http.errors import describe_validation
+from blink.api.http.errors import renaming
 from blink.api.openai.responses.talk import add_item
 from blink.api.openai.responses.tools import Item, Origin, chat_choice, read_tools
 from blink.api.openai.schema import ChatBody, GenerationBody
@@ -92,10 +91,7 @@ class ResponsesBody(Body):
     def _make_chat(self) -> None:
         functions, self._origins = read_tools(self.tools or ())
         with naming_origins():
-            try:
-                self._chat = ChatBody.model_validate(self._chat_fields(functions))
-            except ValidationError as error:
-                raise describe_validation(error.errors(include_url=False, include_input=False)) from None
+            self._chat = ChatBody.model_validate(self._chat_fields(functions))
 
     @property
     def chat(self) -> ChatBody:
@@ -173,13 +169,9 @@ class ResponsesBody(Body):
         return messages
 
 
-@contextmanager
-def naming_origins() -> Iterator[None]:
+def naming_origins() -> AbstractContextManager[None]:
     """Let errors name the field of /v1/responses that the chat's field comes from."""
-    try:
-        yield
-    except BadRequestError as error:
-        raise BadRequestError(error.message, _ORIGINS.get(error.param or "", error.param)) from None
+    return renaming(_ORIGINS)
 
 
 def _response_format(form: Any) -> dict[str, Any]:
