@@ -26,8 +26,9 @@ BLINK_FN uint64_t tpot_target_ns(const State& s, const Sequence& q) {
 
 // Move a sequence's due time on by the tokens that were delivered. Runs on: one lane.
 BLINK_FN void note_delivery(const State& s, Sequence& q, uint32_t num_tokens, uint64_t now) {
+  if (s.num_paced == 0 || num_tokens == 0) return;  // before a word of the sequence is read
   const uint64_t target = tpot_target_ns(s, q);
-  if (target == 0 || num_tokens == 0) return;
+  if (target == 0) return;
   const uint64_t ahead = target / kMostAhead, behind = least(now, kMostBehind * target);
   const uint64_t due = q.due_ns > 0 ? least(q.due_ns, now + ahead) : now;
   q.due_ns = most(due + num_tokens * target, now - behind);
