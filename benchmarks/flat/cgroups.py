@@ -50,7 +50,7 @@ class Throttle:
             raise NotMeasuredError(f"no cgroup can be made in {parent}: {error.strerror}") from None
         try:
             if not (self._folder / "cpu.max").exists():
-                raise NotMeasuredError(f"cgroups in {parent} have no cpu.max")
+                raise NotMeasuredError("the cgroup of this process has no cpu.max")
             (self._folder / "cpu.max").write_text(f"{int(SHARE * cores * _PERIOD_US)} {_PERIOD_US}")
             for pid in homes:
                 (self._folder / "cgroup.procs").write_text(str(pid))

@@ -50,10 +50,15 @@ def ids(server: Frontend) -> dict[str, str]:
     return {name: str(found[0]) for name, found in tokens.items()}
 
 
+def avoid(server: Frontend, text: str) -> dict[str, int]:
+    """Return biases against a text's bytes, and against white space, of which JSON may have much."""
+    tokens = server.post("/tokenize", prompt=text + " \n\t\r", add_special_tokens=False).json()["tokens"]
+    return {str(token): -30 for token in tokens}
+
+
 def ask(server: Frontend, ids: dict[str, str], **fields: Any) -> Any:
     """Messages are likely to end as soon as they may, and analysis to be no channel."""
-    letter = server.post("/tokenize", prompt="a", add_special_tokens=False).json()["tokens"][0]
-    bias = {ids["<|end|>"]: 60, ids["<|return|>"]: 100, str(letter): -30}
+    bias = {ids["<|end|>"]: 60, ids["<|return|>"]: 100, **avoid(server, "a")}
     options: dict[str, Any] = {"max_tokens": 200, "logit_bias": bias, "temperature": 0, **fields}
     return server.client.chat.completions.create(model=server.model, messages=MESSAGES, **options)
 
@@ -121,7 +126,7 @@ def test_a_response_has_a_call_behind_reasoning(server: Frontend, ids: dict[str,
         tools=RESPONSE_TOOLS,
         tool_choice="required",
         max_output_tokens=200,
-        extra_body={"logit_bias": {ids["<|end|>"]: 60, ids["<|return|>"]: 100}},
+        extra_body={"logit_bias": {ids["<|end|>"]: 60, ids["<|return|>"]: 100, **avoid(server, "")}},
         temperature=0,
     )
     assert response.status == "completed"
