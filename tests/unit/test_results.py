@@ -19,7 +19,7 @@ from result_files import Table, fill, list_results
 
 # Not measured: defaults, limits and intervals, as the page writes them.
 SETTINGS = {
-    "classes.md": ["10 ms"],
+    "classes.md": ["10 ms", "10 %"],
     "limits.md": ["2 µs"],
     "pacing.md": ["15 ms", "40 µs", "0.1 ms"],
     "protocol-rdma.md": ["200 µs"],
@@ -28,9 +28,9 @@ SETTINGS = {
     "security.md": ["100 ms"],
 }
 _NUMBER = r"\d[\d,]*(?:\.\d+)?"
-_UNIT = r"(?:ms|µs|us|[TG]B/s|GB per second|tok/s|tokens/s|tokens per second|J/token|J per token|×|times)"
+_UNIT = r"(?:ms|µs|us|[TG]B/s|GB per second|tok/s|tokens/s|tokens per second|J/token|J per token|J|W|%|×|times)"
 _MEASURED = re.compile(rf"({_NUMBER}(?:\s?(?:/|to|and|or|-|–|\.\.\.)\s?{_NUMBER})*)\s?{_UNIT}(?!\w)")
-_COLUMN = re.compile(r"\b(?:ms|µs|us|[TG]B/s|tok/s|tokens/s|J/token|TTFT|TPOT|ITL)\b")
+_COLUMN = re.compile(r"\b(?:ms|µs|us|[TG]B/s|tok/s|tokens/s|J/token|J|W|watts|TTFT|TPOT|ITL)\b|%")
 _LOAD = re.compile(r"(?:rows|req/s|wait ms|TPOT target ms|--.*)")  # what was set, not measured
 _GENERATED = re.compile(r"<!-- (\w+) -->.*?<!-- /\1 -->", re.DOTALL)
 
