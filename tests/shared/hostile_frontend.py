@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frontend that maps its engine's region and writes what no frontend would, thousands of entries at a time.
 
-As a program (hostile_frontend.py REGION SEED TAGS) it does so for as long as it runs, from a queue pair of its own.
+As a program (hostile_frontend.py REGION SEED TAGS) it does so for as long as it runs, from a queue pair of its own. With
+a fourth word, "sound", it sends the sound ones of its entries alone, and keeps as many requests open.
 """
 
 from __future__ import annotations
@@ -75,14 +76,8 @@ class HostileFrontend:
 
     def act(self, *, wild: bool) -> int:
         """Fill the submission queue; `wild`: break the words too, and leave the answers unread. Return the entries."""
-        self.renew()
-        if not self.is_attached:
-            if self._is_started:
-                self.losses += 1
-                self.attach()
+        if not self._keep_attached():
             return 0
-        if not self._is_started:
-            self._start()
         chance = self._chance.random()
         if wild and chance < 0.05:
             self._deaf = int(self._chance.integers(1, 30))
@@ -91,10 +86,30 @@ class HostileFrontend:
             self.drain()
         if chance < 0.3:
             self.spoil_arena()
-        count = self._push()
+        count = self._push(self._make_entries(self._num_free))
         if wild and chance < 0.1:
             self._misbehave()
         return count
+
+    def ask(self) -> int:
+        """Submit a sound request for each tag; those of open ones are refused as busy. Return the entries."""
+        if not self._keep_attached():
+            return 0
+        self.drain()
+        made = self._make_entries(min(self._num_free, 64))
+        sound = made[~are_bad(self._geometry, made) & (made["opcode"] == Opcode.SUBMIT)]
+        _, first = np.unique(sound["sequence"] & 0xFFFFFFFF, return_index=True)
+        return self._push(sound[first])
+
+    def _keep_attached(self) -> bool:
+        self.renew()
+        if self.is_attached:
+            if not self._is_started:
+                self._start()
+        elif self._is_started:
+            self.losses += 1
+            self.attach()
+        return self.is_attached
 
     def drain(self) -> None:
         """Read the answers."""
@@ -143,11 +158,14 @@ class HostileFrontend:
         self._store(self._at.cq_head, self._head)
         self._is_started = True
 
-    def _push(self) -> int:
-        count = min(self._sq_entries - self.num_untaken, _MOST_ENTRIES)
-        if count <= 0:
+    @property
+    def _num_free(self) -> int:
+        return max(0, min(self._sq_entries - self.num_untaken, _MOST_ENTRIES))
+
+    def _push(self, entries: Entries) -> int:
+        count = len(entries)
+        if count == 0:
             return 0
-        entries = self._make_entries(count)
         self._sq[(self._tail + np.arange(count)) % self._sq_entries] = entries
         self._tail = self._tail + count & 0xFFFFFFFF
         self._store(self._at.sq_tail, self._tail)
@@ -187,7 +205,7 @@ class HostileFrontend:
         sampling["top_p"] = sampling["repetition_penalty"] = 1.0
         sampling["num_logprobs"] = chance.integers(-1, 3, count)
         sampling["num_prompt_logprobs"] = np.where(chance.random(count) < 0.25, chance.integers(0, 4, count), 0)
-        words = entries.view(np.uint32).reshape(count, -1)
+        words = entries.view(np.uint32).reshape(count, SQE.itemsize // 4)
         for _ in range(2):
             rows = np.flatnonzero(chance.random(count) < 0.3)
             drawn = chance.integers(0, 1 << 32, len(rows), np.uint32)
@@ -247,8 +265,8 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     return wrong | (submits & (sizes | places | values | (entries["service_class"] > 1)))
 
 
-def main(name: str, seed: int, num_tags: int) -> None:
-    """Attack an engine without end, and say every second how much was sent."""
+def main(name: str, seed: int, num_tags: int, *, is_sound: bool) -> None:
+    """Attack an engine without end, or use it, and say every second how much was sent."""
     region = open_region(name)
     index = claim_queue_pair(region)
     assert index is not None, "all queue pairs are taken"
@@ -256,7 +274,8 @@ def main(name: str, seed: int, num_tags: int) -> None:
     hostile.attach()
     due = time.monotonic() + 1
     while True:
-        if not hostile.act(wild=True):
+        count = hostile.ask() if is_sound else hostile.act(wild=True)
+        if is_sound or not count:
             time.sleep(0.001)
         if time.monotonic() > due:
             due += 1
@@ -264,4 +283,4 @@ def main(name: str, seed: int, num_tags: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), is_sound="sound" in sys.argv[4:])

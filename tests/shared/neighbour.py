@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine with a client to measure, a process that burns a core and a frontend that attacks, in turn."""
+"""An engine with a client to measure, next to a busy neighbour of sound requests and to a frontend that attacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ _PATIENCE = 120.0  # seconds; reached only by failures
 _ROUND_SECONDS = 4.0
 _PROMPTS = [list(range(start, start + 40)) for start in range(0, 200, 20)]
 _MAX_TOKENS = 16
-# Sound requests that the attacker has open: what those cost is fairness' affair (test_fairness.py), not the attack's.
+# Sound requests that the attacker has open. What they cost is fairness' affair (test_fairness.py) and not the attack's:
+# so the measure is a neighbour that has as many open, beside a process that burns a core as the attacker does.
 _TAGS = 2
 _BURNER = [sys.executable, "-c", "while True: pass"]
 
@@ -64,21 +65,21 @@ def _beside(command: list[str]) -> Iterator[subprocess.Popen[str]]:
 
 @dataclass
 class Latencies:
-    """Seconds of the same requests alone, beside a process that only burns a core, and beside the attacker."""
+    """Seconds of the same requests alone, beside a busy neighbour with sound requests, and beside the attacker."""
 
     alone: list[float] = field(default_factory=list[float])
-    burned: list[float] = field(default_factory=list[float])
+    shared: list[float] = field(default_factory=list[float])
     attacked: list[float] = field(default_factory=list[float])
     num_sent: int = 0  # entries of the attacker
 
     @property
     def growth(self) -> float:
-        """How many times the 99th percentile grew that the machine itself has beside a busy process."""
-        alone, burned, attacked = (float(np.percentile(x, 99)) for x in (self.alone, self.burned, self.attacked))
-        return attacked / max(alone, burned)
+        """How many times the 99th percentile grew that requests have beside a busy neighbour with sound ones."""
+        alone, shared, attacked = (float(np.percentile(x, 99)) for x in (self.alone, self.shared, self.attacked))
+        return attacked / max(alone, shared)
 
     def __str__(self) -> str:
-        each = {"alone": self.alone, "beside a busy process": self.burned, "beside the attacker": self.attacked}
+        each = {"alone": self.alone, "beside sound requests": self.shared, "beside the attacker": self.attacked}
         found = (
             f"{name} {np.median(times) * 1000:.1f} and {np.percentile(times, 99) * 1000:.1f} ms"
             for name, times in each.items()
@@ -94,18 +95,25 @@ def attack(engine: Engine, frontend: Frontend, rounds: int, *, is_exact: bool) -
     found = Latencies()
     for seed in range(rounds):
         found.alone += measure()
-        with _beside(_BURNER):
-            found.burned += measure()
-        with _beside([*program, str(seed), str(_TAGS)]) as attacker:
-            assert attacker.stdout is not None
-            attacker.stdout.readline()  # it has begun
+        neighbour = [*program, str(seed), str(_TAGS)]
+        with _beside(_BURNER), _beside([*neighbour, "sound"]) as sound:
+            _wait_until_it_began(sound)
+            found.shared += measure()
+        with _beside(neighbour) as attacker:
+            _wait_until_it_began(attacker)
             found.attacked += measure()
             attacker.kill()
+            assert attacker.stdout is not None
             found.num_sent += int(attacker.stdout.read().split("\n")[-2].split()[0])
     print(found)
     assert engine.process.poll() is None
     assert found.num_sent > 4_000 * rounds
     return found
+
+
+def _wait_until_it_began(neighbour: subprocess.Popen[str]) -> None:
+    assert neighbour.stdout is not None
+    assert int(neighbour.stdout.readline().split()[1]) > 0, "none of its requests was admitted"
 
 
 def _measure(frontend: Frontend, expected: list[list[int]] | None) -> list[float]:
