@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frontend that maps its engine's region and writes what no frontend would, thousands of entries at a time.
 
-As a program (hostile_frontend.py REGION SEED TAGS) it does so for as long as it runs, from a queue pair of its own. With
-a fourth word, "sound", it sends the sound ones of its entries alone, and keeps as many requests open.
+As a program (hostile_frontend.py REGION SEED TAGS) it does so for as long as it runs, from a queue pair of its own.
+With a fourth word, "sound", it sends the sound ones of its entries alone, and keeps as many requests open.
 """
 
 from __future__ import annotations
