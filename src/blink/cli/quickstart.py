@@ -33,7 +33,7 @@ SERVE: Final = Step(
 ASK: Final = Step(
     "Ask it, in another terminal.",
     """curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' -d '{
-  "model": "SmolLM2-135M-Instruct",
+  "model": "SmolLM2-135M-Instruct", "max_tokens": 64,
   "messages": [{"role": "user", "content": "What is the capital of France?"}],
   "stream": true
 }'""",
