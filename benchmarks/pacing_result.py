@@ -47,12 +47,10 @@ def make_pacing(path: Path = PACING) -> str:
     head: dict[str, Any] = json.loads(path.read_text())
     found = read_runs(path.parent)
     columns = ["req/s", "TPOT target ms", "runs", *(name for name, *_ in _FIGURES), "J/token, of no target"]
-    rows = [
-        [_plain(rate), _plain(target), len(found[rate, target]), *_describe(found, rate, target)]
-        for rate, target in found
-    ]
-    table = {"title": "Energy and latency by target (0: none)", "columns": columns, "rows": rows}
-    return json.dumps(head | {"tables": [table]}, indent=2) + "\n"
+    table = {"title": "Energy and latency by target (0: none)", "columns": columns, "rows": []}
+    lines = [f"        [{', '.join(_describe(found, rate, target))}]" for rate, target in found]
+    text = json.dumps(head | {"tables": [table]}, indent=2)
+    return text.replace('"rows": []', '"rows": [\n' + ",\n".join(lines) + "\n      ]") + "\n"
 
 
 def format_curve(result: Result) -> tuple[list[str], list[list[str]]]:
@@ -78,24 +76,17 @@ def draw_curve(result: Result) -> str:
     return draw_chart("Energy per output token", x_title, "joules per token", series) + "\n"
 
 
-def _describe(found: Runs, rate: float, target: float) -> list[float | None]:
-    """Return the medians of a load's runs, and their energy in proportion to that without a target."""
+def _describe(found: Runs, rate: float, target: float) -> list[str]:
+    """Return a row's numbers with all of their digits: medians, and the energy in proportion to that of no target."""
     runs, unpaced = found[rate, target], found.get((rate, 0))
-    medians = [_round(_median(runs, name), digits) for _, name, digits in _FIGURES]
+    medians = [f"{_median(runs, name):.{digits}f}" for _, name, digits in _FIGURES]
     energy = _FIGURES[0][1]
-    return [*medians, round(_median(runs, energy) / _median(unpaced, energy), 3) if unpaced else None]
+    ratio = f"{_median(runs, energy) / _median(unpaced, energy):.3f}" if unpaced else "null"
+    return [f"{rate:g}", f"{target:g}", str(len(runs)), *medians, ratio]
 
 
 def _median(runs: list[dict[str, float]], name: str) -> float:
     return statistics.median(run[name] for run in runs)
-
-
-def _round(value: float, digits: int) -> float:
-    return round(value, digits) if digits else round(value)
-
-
-def _plain(value: float) -> float:
-    return int(value) if value == int(value) else value
 
 
 def _show(table: Table, row: list[Any]) -> str:
