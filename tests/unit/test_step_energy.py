@@ -53,18 +53,11 @@ def test_the_result_is_a_file_of_benchmarks_results(
     path.write_text(json.dumps(step_energy.make_result(tables, "a GPU", options)))
     result = read_result(path)
     steps, parts, idle, read = result.tables
-    assert {key: float(value) for key, value in steps.find(rows=8).items()} == {
-        "rows": 8,
-        "TPOT ms": 5.2,
-        "W": 590,
-        "MHz": 1980,
-        "J per step": 3.068,
-        "J/token": 0.3835,
-    }
-    assert float(parts.find(part="reading weights")["8 rows"]) == 1.6
-    assert sum(float(row[1]) for row in parts.rows) == pytest.approx(3.068, abs=0.003)
-    assert float(idle.find(what_is_resident="nothing")["W"]) == 70.0
-    assert [float(cell) for cell in read.rows[0]] == [15.0, 5.0, 510, 3.0, 2.55]
+    assert [str(cell) for cell in steps.rows[0]] == ["8", "5.2", "590", "1980", "3.068", "0.3835"]
+    assert str(parts.find(part="reading weights")["8 rows"]) == "1.6"
+    assert sum(float(str(row[1])) for row in parts.rows) == pytest.approx(3.068, abs=0.003)
+    assert str(idle.find(what_is_resident="nothing")["W"]) == "70.0"
+    assert [str(cell) for cell in read.rows[0]] == ["15.0", "5.0", "510", "3.0", "2.55"]
     assert result.settings[0] == "the shape of llama-3-8b, bf16" and result.runs.startswith("medians of 3")
     for table in tables:
         step_energy.print_table(table)
