@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The power and the clock of one GPU while something runs, by NVML (nvidia-ml-py)."""
+"""The power and the clock of one GPU while something runs, by NVML."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
-from typing import Any
 
-from blink.bench.power import EnergyMeter
+from blink.host.nvml import Gpu
 
 SAMPLES_PER_SECOND = 10
 
@@ -24,9 +22,8 @@ class Gauge:
     """
 
     def __init__(self, index: int = 0) -> None:
-        self._meter = EnergyMeter(index)
-        self._nvml: Any = import_module("pynvml")
-        self._gpu = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        self._gpu = Gpu(index)
+        self.name = self._gpu.name
 
     def measure(self, seconds: float) -> dict[str, float]:
         """Return `watts` and `sm_mhz` of so many seconds."""
@@ -43,11 +40,11 @@ class Gauge:
 
         def sample() -> None:
             while True:
-                clocks.append(self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM))
+                clocks.append(self._gpu.read_sm_mhz())
                 if ended.wait(1 / SAMPLES_PER_SECOND):
                     return
 
-        energy, start = self._meter.read(), time.monotonic()
+        energy, start = self._gpu.read_joules(), time.monotonic()
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
         try:
@@ -55,5 +52,5 @@ class Gauge:
         finally:
             ended.set()
             thread.join()
-            found["watts"] = (self._meter.read() - energy) / (time.monotonic() - start)
+            found["watts"] = (self._gpu.read_joules() - energy) / (time.monotonic() - start)
             found["sm_mhz"] = statistics.median(clocks)

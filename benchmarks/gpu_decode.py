@@ -2,9 +2,9 @@
 """Time per output token of the GPU engine and the scheduler's share of it, at several batch sizes, without HTTP.
 
 The client drives a queue pair directly; token times are the engine's. Decoding alone is measured: all prompts are done
-before, and beside each time stand the bytes that a step reads, and the power and the clock of the GPU if NVML
-(nvidia-ml-py) is there: a GPU at its limit of power lowers its clock. The scheduler's time from the end of a step to
-the launch of the next is read from its trace ring.
+before, and beside each time stand the bytes that a step reads, and the power and the clock of the GPU if its driver
+says: a GPU at its limit of power lowers its clock. The scheduler's time from the end of a step to the launch of the
+next is read from its trace ring.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
 The scheduler's pause between two looks is varied; a kernel of one thread that does nothing but sleep is measured too,
 as the least that anything resident takes. On an H100 the pause made no difference: the driver keeps the clock up for
-whatever is resident, and `nvidia-smi -lgc` lowers it. Needs NVML (nvidia-ml-py); nothing else may use the GPU.
+whatever is resident, and `nvidia-smi -lgc` lowers it. Nothing else may use the GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from engine_client import connect, ping
 from gauge import Gauge
+from gpu_occupants import SLEEPER, measure_occupant
 
 from blink.config import EngineConfig, ModelConfig
 from blink.errors import BlinkError
@@ -28,16 +29,6 @@ from blink.sampling_params import SamplingParams
 
 SETTLE_SECONDS = 3.0
 PING_PAUSE = 0.1  # seconds: the scheduler dozes again
-_SLEEP = """
-extern "C" __global__ void sleep_for(long long nanoseconds) {
-  long long begun, now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begun));
-  do {
-    __nanosleep(1000000);
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  } while (now - begun < nanoseconds);
-}
-"""
 
 
 def run_engine(region: str, model: Path, sleep_ns: int) -> None:
@@ -47,29 +38,6 @@ def run_engine(region: str, model: Path, sleep_ns: int) -> None:
     device_scheduler.IDLE_SLEEP_NS = sleep_ns
     config = ModelConfig(model=str(model), load_format="dummy", max_model_len=4096)
     boot.run_engine(EngineConfig(region=region, model=config, device="cuda"))
-
-
-def sleep_on_gpu(seconds: float) -> None:
-    """Keep a kernel of one thread on the GPU that sleeps a millisecond again and again."""
-    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
-
-    device = Device()
-    device.set_current()
-    options = ProgramOptions(std="c++17", arch=f"sm_{device.arch}")
-    kernel = Program(_SLEEP, "c++", options).compile("cubin").get_kernel("sleep_for")
-    stream = device.create_stream()
-    launch(stream, LaunchConfig(grid=1, block=1), kernel, np.int64(seconds * 1e9))
-    stream.sync()
-
-
-def measure_sleep(gauge: Gauge, seconds: float) -> dict[str, float]:
-    """Measure beside the kernel that sleeps."""
-    sleeper = multiprocessing.get_context("spawn").Process(target=sleep_on_gpu, args=(seconds + 3 * SETTLE_SECONDS,))
-    sleeper.start()
-    time.sleep(2 * SETTLE_SECONDS)
-    found = gauge.measure(seconds)
-    sleeper.join()
-    return found
 
 
 def burst(client: EngineClient, rows: int, new_tokens: int) -> None:
@@ -129,7 +97,7 @@ def main() -> None:
     except BlinkError as error:
         raise SystemExit(f"idle_power.py: {error}") from None
     results: dict[str, Any] = {"no server": gauge.measure(options.seconds)}
-    results["a kernel that sleeps"] = measure_sleep(gauge, options.seconds)
+    results[SLEEPER.name] = measure_occupant(gauge, SLEEPER, options.seconds, SETTLE_SECONDS)
     for name, found in results.items():
         print(f"{name}: {found['watts']:.1f} W at {found['sm_mhz']:.0f} MHz", flush=True)
     print(

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write what is made of benchmarks/results: RESULTS.md, the README's table, and the chart in docs/images.
+"""Write what is made of benchmarks/results: RESULTS.md, tables of the README and the docs, charts in docs/images.
+
+The tables of pacing's result are made of its runs first (pacing_result.py).
 
 Run with: python benchmarks/make_results.py
 """
@@ -12,10 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from make_chart import CHART, draw_chart
+from pacing_result import CURVE, PACING, draw_curve, format_curve, make_pacing
 from result_files import RESULTS, ROOT, Cell, Result, Table, fill, list_results, read_result
 
 _SERVERS: Final = ("Blink", "vLLM", "SGLang")
 _LOAD: Final = RESULTS / "2026-11-26-h100" / "load.json"
+_STEP_ENERGY: Final = RESULTS / "2026-11-27-h100" / "step_energy.json"
 # The README's rows: requests per second, busy processes, and the columns that a cell shows.
 _SHOWN: Final[list[tuple[float, int, tuple[str, ...]]]] = [
     (8, 0, ("TPOT p50 ms", "TPOT p99 ms")),
@@ -119,12 +123,25 @@ def _mark_best(cells: list[Cell], best: Callable[[Iterable[float]], float] = min
 
 def make_files() -> dict[Path, str]:
     """Return what is made of the results, by its file."""
-    readme = ROOT / "README.md"
+    readme, pacing_page, energy_page = ROOT / "README.md", ROOT / "docs" / "pacing.md", ROOT / "docs" / "energy.md"
+    pacing = read_result(PACING)
+    energy = fill(energy_page.read_text(), "curve", _write_block(*format_curve(pacing)))
     return {
         ROOT / "benchmarks" / "RESULTS.md": format_page(list_results()),
         readme: fill(readme.read_text(), "results", format_summary(read_result(_LOAD))),
+        pacing_page: fill(pacing_page.read_text(), "pacing", _write_tables(pacing)),
+        energy_page: fill(energy, "steps", _write_tables(read_result(_STEP_ENERGY)) if _STEP_ENERGY.exists() else ""),
         CHART: draw_chart(),
+        CURVE: draw_curve(pacing),
     }
+
+
+def _write_tables(result: Result) -> str:
+    return "".join(f"\n**{table.title}**\n{_write_block(table.columns, _write_rows(table))}" for table in result.tables)
+
+
+def _write_block(columns: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(["", *format_table(columns, rows), "", ""])
 
 
 def _anchor(title: str) -> str:
@@ -137,6 +154,7 @@ def _write_rows(table: Table) -> list[list[str]]:
 
 def main() -> None:
     """Write all files."""
+    PACING.write_text(make_pacing())
     for path, text in make_files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -3,7 +3,7 @@
 
 A server of Llama-3-8B's shape with random weights gets `blink bench`'s load at each rate and each target, which the
 requests carry. Target 0 is the server without pacing. Several repeats alternate the targets; the table has medians.
-Joules are those of the GPU's energy counter (nvidia-ml-py) from some seconds after the first token to the last arrival,
+Joules are those of the GPU's energy counter from some seconds after the first token to the last arrival,
 for at its end a run has few rows. Nothing else may use the GPU. With the defaults it takes about five minutes.
 
 Run with: python benchmarks/pacing.py [--rates 8 32 48] [--targets 0 10 15 20] [--duration 16] [--repeats 3]
@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blink.bench.power import EnergyMeter
 from blink.errors import BlinkError
+from blink.host.nvml import Gpu
 
 LLAMA = Path("src/blink/models/configs/llama-3-8b")
 CLIENT_CORES = 4  # the last of the machine, where it has three times as many
@@ -101,17 +101,17 @@ class Reading:
     held: float  # seconds
 
 
-def read_counters(port: int, meter: EnergyMeter | None) -> Reading:
+def read_counters(port: int, meter: Gpu | None) -> Reading:
     """Read the server's metrics and the GPU's counter."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     tokens, held = (
         sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name)) for name in (_TOKENS, _HELD)
     )
-    return Reading(time.monotonic(), meter.read() if meter else math.nan, tokens, held)
+    return Reading(time.monotonic(), meter.read_joules() if meter else math.nan, tokens, held)
 
 
-def watch(load: subprocess.Popen[str], options: argparse.Namespace, meter: EnergyMeter | None) -> dict[str, float]:
+def watch(load: subprocess.Popen[str], options: argparse.Namespace, meter: Gpu | None) -> dict[str, float]:
     """Return the energy of a load that has been started, while its requests come."""
     first = read_counters(options.port, meter)
     while load.poll() is None and read_counters(options.port, meter).tokens == first.tokens:
@@ -130,7 +130,7 @@ def watch(load: subprocess.Popen[str], options: argparse.Namespace, meter: Energ
 
 
 def measure(
-    options: argparse.Namespace, cores: Cores, rate: float, target: float, folder: Path, meter: EnergyMeter | None
+    options: argparse.Namespace, cores: Cores, rate: float, target: float, folder: Path, meter: Gpu | None
 ) -> dict[str, float]:
     """Return the figures of one run of the load."""
     command = [sys.executable, "-m", "blink", "bench", "--port", str(options.port), "--request-rate", f"{rate:g}"]
@@ -175,10 +175,10 @@ def report(found: dict[tuple[float, float], list[dict[str, float]]]) -> None:
         )
 
 
-def open_meter(gpu: int) -> EnergyMeter | None:
+def open_meter(gpu: int) -> Gpu | None:
     """Return what reads the GPU's energy, or say why nothing does."""
     try:
-        return EnergyMeter(gpu)
+        return Gpu(gpu)
     except BlinkError as error:
         print(f"no energy is read: {error}", flush=True)
         return None

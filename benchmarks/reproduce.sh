@@ -9,6 +9,7 @@
 #   first       the parts of the time to the first token, on an idle server and beside 32 sequences
 #   idle        power of a server without requests, by the scheduler's pause
 #   pacing      joules per token by the target of time per output token, three times
+#   energy      joules of a step at fixed rows, and where they go
 #   attention   attention of decoding rows and of prompts, beside cuDNN's
 #   steps       where the time of single steps goes
 #
@@ -95,6 +96,8 @@ idle() { "$PYTHON" benchmarks/idle_power.py $CONFIGS/llama-3-8b; }
 
 pacing() { "$PYTHON" benchmarks/pacing.py $CONFIGS/llama-3-8b --repeats 3; }
 
+energy() { "$PYTHON" benchmarks/step_energy.py $CONFIGS/llama-3-8b; }
+
 attention() { "$PYTHON" benchmarks/kernels/attention.py; }
 
 steps() {
@@ -104,7 +107,7 @@ steps() {
 
 echo "logs: $RESULTS"
 export PYTHONPATH=src:benchmarks:benchmarks/kernels:${PYTHONPATH:-}
-for part in "${@:-http burst decode quantized classes first idle pacing attention steps}"; do
+for part in "${@:-http burst decode quantized classes first idle pacing energy attention steps}"; do
   for name in $part; do
     echo "== $name"
     "$name"

@@ -26,7 +26,7 @@ def test_sweep_reports_what_the_server_counts(server: Frontend, tmp_path: Path) 
     run = _bench(
         server,
         *("--request-rate=4,8", "--num-prompts=3", "--input-len=12", "--output-len=6", "--num-warmups=1"),
-        *("--interference=2", "--save-detailed", f"--result-filename={path}"),
+        *("--interference=2", "--save-detailed", f"--result-filename={path}", f"--server-pids={server.process.pid}"),
     )
     assert run.returncode == 0, run.stderr
     runs = json.loads(path.read_text())["runs"]
@@ -43,6 +43,8 @@ def test_sweep_reports_what_the_server_counts(server: Frontend, tmp_path: Path) 
         assert 0 < one["p50_tpot_ms"] <= one["p99_tpot_ms"]
         assert [len(request["times"]) <= 6 for request in one["requests"]] == [True] * 3
         assert one["output_throughput"] == pytest.approx(18 / one["duration"])
+        assert one["cpu_s_per_1000_tokens"] == pytest.approx(1000 * one["server_cpu_s"] / 18)
+    assert 0 < sum(one["server_cpu_s"] for one in runs) < sum(one["duration"] for one in runs) * 3
     warmup = 6
     assert server.metric("vllm:generation_tokens_total") - before == 4 * 18 + warmup
     assert path.with_suffix(".html").read_text().count("<svg") == 2

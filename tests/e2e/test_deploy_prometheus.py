@@ -77,7 +77,7 @@ def test_every_query_of_the_dashboard_has_data(tiny_engine: Engine, tiny_server:
             for panel, expr in dashboard_queries("10s")
             if not (values := ask(http, expr)) or all(math.isnan(value) for value in values)
         ]
-        assert without == []
+        assert {panel for panel, _ in without} <= {"Energy per token", "Power"}  # which a CPU engine does not count
         assert ask(http, "blink:engine_up") == [1] and ask(http, 'ALERTS{alertstate="firing"}') == []
         rules = http.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
         assert len(rules) >= 5 and {rule["health"] for rule in rules} == {"ok"}

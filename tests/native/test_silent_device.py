@@ -31,7 +31,7 @@ def test_an_engine_ends_when_its_scheduler_has_fallen_silent(
     with running(small_config()) as h:
         engine = gpu.GpuEngine.__new__(gpu.GpuEngine)
         engine._region, engine._heartbeat_age = h.region, gpu.HeartbeatAge()
-        engine._heartbeat, engine.is_dead = 0, False
+        engine._heartbeat, engine.is_dead, engine._energy = 0, False, None
         for _ in range(100):  # 25 s
             h.step(250)
             assert engine._advance()

@@ -12,6 +12,7 @@ import pytest
 from blink.bench.client import send_all
 from blink.bench.measurement import measure
 from blink.bench.record import ClientResult, Endpoint, PlannedRequest, Progress
+from blink.bench.usage import Usage
 
 _EVENT = b'data: {"choices":[{"text":"a"}]}\n\n'
 _END = b'data: {"choices":[],"usage":{"prompt_tokens":2,"completion_tokens":3}}\n\ndata: [DONE]\n\n'
@@ -139,4 +140,4 @@ def test_processes_share_the_load_and_their_records_are_merged(server: Server) -
     assert [record.outcome for record in measurement.records] == ["ok"] * 5 + ["rejected"]
     assert reports
     assert reports[-1].num_sent <= 6
-    assert measurement.joules is None
+    assert measurement.usage == Usage()

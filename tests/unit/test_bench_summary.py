@@ -20,6 +20,7 @@ from blink.bench.record import Record
 from blink.bench.report import build_document, describe_records, result_path, save
 from blink.bench.summary import summarise
 from blink.bench.table import format_table, make_table, show
+from blink.bench.usage import Usage
 from blink.errors import ConfigError
 
 
@@ -33,14 +34,19 @@ def _refused(index: int, outcome: Any, error: str) -> Record:
     return Record(index, 0.0, 10, 5, sent=0.0, ended=0.1, outcome=outcome, error=error)
 
 
-def _measure(*records: Record, joules: float | None = None, lags: list[float] | None = None) -> Measurement:
-    return Measurement(list(records), array("d", lags or [0.0]), joules, 2.0)
+def _measure(
+    *records: Record,
+    joules: float | None = None,
+    cpu_seconds: float | None = None,
+    lags: list[float] | None = None,
+) -> Measurement:
+    return Measurement(list(records), array("d", lags or [0.0]), Usage(joules, cpu_seconds), 2.0)
 
 
 def test_figures_of_two_requests_are_those_computed_by_hand() -> None:
     first = _record(0, 1.0, [1.1, 1.2, 1.4], tokens=5)  # the last event brought three tokens
     second = _record(1, 2.0, [2.3, 2.4, 2.5], tokens=3)
-    run = summarise(_measure(first, second, joules=40.0), [50, 90])
+    run = summarise(_measure(first, second, joules=40.0, cpu_seconds=0.4), [50, 90])
     assert (run["completed"], run["failed"], run["rejected"]) == (2, 0, 0)
     assert (run["total_input_tokens"], run["total_output_tokens"]) == (22, 8)
     assert run["duration"] == pytest.approx(2.5)
@@ -57,6 +63,7 @@ def test_figures_of_two_requests_are_those_computed_by_hand() -> None:
     assert run["p99_ttft_ms"] == pytest.approx(float(np.percentile([100, 300], 99)))
     assert run["mean_power_w"] == pytest.approx(20)
     assert run["joules_per_token"] == pytest.approx(5)
+    assert (run["server_cpu_s"], run["cpu_s_per_1000_tokens"]) == (0.4, pytest.approx(50))
     assert run["warnings"] == []
 
 
@@ -88,13 +95,13 @@ def test_only_answers_count_and_reasons_are_kept() -> None:
     assert run["errors"] == {"HTTP 503: full": 2, "cannot connect": 1}
     assert run["mean_ttft_ms"] == pytest.approx(500)
     assert run["mean_tpot_ms"] is None  # one token has no time between tokens
-    assert "mean_power_w" not in run
+    assert "mean_power_w" not in run and "server_cpu_s" not in run
 
 
 def test_nothing_answered_gives_no_figures_and_no_crash() -> None:
-    run = summarise(_measure(_refused(0, "failed", "gone"), joules=1.0), [50])
+    run = summarise(_measure(_refused(0, "failed", "gone"), joules=1.0, cpu_seconds=1.0), [50])
     assert run["p50_ttft_ms"] is None
-    assert run["joules_per_token"] is None
+    assert run["joules_per_token"] is None and run["cpu_s_per_1000_tokens"] is None
     assert run["output_throughput"] == 0
 
 
@@ -128,7 +135,9 @@ def _runs() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for rate in (0.5, 8.0, math.inf):
         for condition, factor in (("isolated", 1), ("interfered", 5)):
-            measurement = _measure(_record(0, 0.0, [0.1 * factor, 0.2 * factor], tokens=2), joules=3.0)
+            measurement = _measure(
+                _record(0, 0.0, [0.1 * factor, 0.2 * factor], tokens=2), joules=3.0, cpu_seconds=0.25
+            )
             found.append({"condition": condition, "request_rate": rate, **summarise(measurement, [50, 99])})
     return found
 
@@ -160,14 +169,14 @@ def test_table_shows_the_percentiles_chosen_and_power_only_when_read() -> None:
     runs = _runs()
     config = ResultConfig(percentile_metrics="tpot", metric_percentiles="99,50")
     header, first, *rest = make_table(runs, config)
-    assert header[6:] == ["TPOT ms p99/p50", "W", "J/token", "lag ms"]
+    assert header[6:] == ["TPOT ms p99/p50", "W", "J/token", "CPU s/1000 tok", "lag ms"]
     assert first[:7] == ["isolated", "0.5", "1", "0", "5.00", "10.0", "100/100"]
     assert len(rest) == 5
     lines = format_table([header, first, *rest]).splitlines()
     assert len({line.index("/") for line in lines[1:]}) == 1
     for run in runs:
-        del run["mean_power_w"], run["joules_per_token"]
-    assert "W" not in make_table(runs, config)[0]
+        del run["mean_power_w"], run["joules_per_token"], run["server_cpu_s"]
+    assert make_table(runs, config)[0][6:] == ["TPOT ms p99/p50", "lag ms"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class DeviceTwin:
 
     log: Log
     num_blocks = 0
+    bus_id = "0000:41:00.0"
 
     def __init__(self, region: Region) -> None:
         self._region = region
@@ -100,6 +101,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     monkeypatch.setattr(gpu, "DeviceScheduler", lambda state: state)
     monkeypatch.setattr(gpu.cublas, "reserve_sm", lambda: DeviceTwin.log.append("reserve SM"))
     monkeypatch.setattr(gpu.autotuner, "tuning", lambda path: nullcontext(DeviceTwin.log.append(path.name)))
+    monkeypatch.setattr(gpu, "report_energy", lambda region, bus_id: DeviceTwin.log.append(f"energy {bus_id}"))  # noqa: ARG005
     monkeypatch.setattr(gpu, "compile_ahead", lambda run: DeviceTwin.log.append("compile ahead"))  # noqa: ARG005
     monkeypatch.setattr(
         base,
@@ -145,7 +147,7 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0
-    assert log[len(expected) :] == ["start", "destroy graphs", "close"]
+    assert log[len(expected) :] == ["start", "energy 0000:41:00.0", "destroy graphs", "close"]
     assert not region_path(region).exists()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -15,12 +16,15 @@ import pytest
 from doc_pages import ROOT, list_pages, name_of, without_code
 from make_chart import CHART
 from make_results import format_cell, format_table, make_files
-from result_files import Table, fill, list_results
+from pacing_result import CURVE, PACING, make_pacing, read_runs
+from result_files import Table, fill, list_results, read_result
 
 # Not measured: defaults, limits and intervals, as the page writes them.
 SETTINGS = {
     "classes.md": ["10 ms", "10 %"],
     "limits.md": ["2 µs"],
+    "benchmarking.md": ["10 ms"],
+    "energy.md": ["10 ms"],
     "pacing.md": ["15 ms", "40 µs", "0.1 ms"],
     "protocol-rdma.md": ["200 µs"],
     "quantize.md": ["100 times"],
@@ -74,7 +78,10 @@ def find_unknown(text: str, settings: list[str]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("path", [ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md", CHART], ids=name_of)
+_MADE = [ROOT / name for name in ("benchmarks/RESULTS.md", "README.md", "docs/pacing.md", "docs/energy.md")]
+
+
+@pytest.mark.parametrize("path", [*_MADE, CHART, CURVE], ids=name_of)
 def test_what_is_made_of_results_is_as_the_scripts_write_it(path: Path) -> None:
     assert path.read_text() == make_files()[path], "run `python benchmarks/make_results.py`"
 
@@ -88,6 +95,31 @@ def test_each_measured_number_of_a_page_is_in_a_result(page: Path) -> None:
 def test_settings_are_still_on_their_page(name: str) -> None:
     text = next(page for page in _PAGES if name_of(page) == name).read_text()
     assert sorted(set(SETTINGS[name]) - {words for words, _ in list_measured(text)}) == []
+
+
+def test_the_tables_of_pacing_are_those_of_its_runs() -> None:
+    assert PACING.read_text() == make_pacing(), "run `python benchmarks/make_results.py`"
+    [table], runs = read_result(PACING).tables, read_runs(PACING.parent)
+    assert len(table.rows) == len(runs) > 4
+    for (rate, target), found in runs.items():
+        row = table.find(req_s=rate, TPOT_target_ms=target)
+        energies = sorted(run["joules_per_token"] for run in found)
+        assert row["runs"] == len(found) and energies[0] - 1e-4 < float(row["J/token"] or 0) < energies[-1] + 1e-4
+
+
+def test_runs_of_several_files_are_medians_together(tmp_path: Path) -> None:
+    names = ("joules_per_token", "mean_power_w", "p50_ttft_ms", "p99_ttft_ms", "p50_tpot_ms", "p99_tpot_ms")
+    for number, scale in enumerate((1.0, 4.0, 2.0)):
+        runs = {
+            target: [dict.fromkeys((*names, "p99_itl_ms", "held_percent"), scale * factor)]
+            for target, factor in ((0.0, 1.0), (10.0, 0.5))
+        }
+        rows = [{"rate": 0.5, "target_ms": target, "runs": found} for target, found in runs.items()]
+        (tmp_path / f"pacing-runs-{number}.json").write_text(json.dumps(rows))
+    (tmp_path / "pacing.json").write_text(json.dumps({"title": "t", "tables": []}))
+    made = json.loads(make_pacing(tmp_path / "pacing.json"))
+    assert made["title"] == "t" and made["tables"][0]["columns"][:4] == ["req/s", "TPOT target ms", "runs", "J/token"]
+    assert made["tables"][0]["rows"] == [[0.5, 0, 3, *[2.0] * 8, 1.0], [0.5, 10, 3, *[1.0] * 8, 0.5]]
 
 
 def test_results_lie_in_a_folder_of_their_date_and_machine() -> None:

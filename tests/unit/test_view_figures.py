@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 import blink.api.pages
 from blink.api.observe import metrics as names
@@ -19,7 +22,7 @@ from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.region.layout import STATISTICS
 from blink.view.figures import compare, quantile
 from blink.view.samples import Samples
-from blink.view.screen import draw_bars, format_seconds
+from blink.view.screen import Screen, draw_bars, format_seconds
 
 _FIGURES_JS = Path(blink.api.pages.__file__).parent / "static" / "figures.js"
 
@@ -30,19 +33,21 @@ def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:
     metrics = Metrics(MetricStore("figures", NUM_VALUES, folder), lambda: stats)
     metrics.model_name = "m"
     stats |= {"num_steps": 50, "generation_tokens": 400, "running_ns": 10**9, "scheduling_ns": 10**6}
+    stats |= {"energy_mj": 5000}
     for seconds in (0.003, 0.03):
         metrics.observe(names.TTFT, seconds)
     first = metrics.render()
     if restart:
         metrics = Metrics(MetricStore("again", NUM_VALUES, folder), lambda: stats)
         metrics.model_name = "m"
-        stats |= {"num_steps": 10, "generation_tokens": 60, "running_ns": 10**8}
+        stats |= {"num_steps": 10, "generation_tokens": 60, "running_ns": 10**8, "energy_mj": 0}
         metrics.observe(names.TTFT, 0.3)
         return first, metrics.render()
     stats |= {"num_steps": 150, "generation_tokens": 1400, "prompt_tokens": 300, "running_ns": 2 * 10**9}
     stats |= {"scheduling_ns": 2 * 10**6, "computed_tokens": 900, "padded_tokens": 100, "num_blocks_used": 25}
     stats |= {"num_running": 5, "num_running_best_effort": 2, "num_waiting": 7, "num_waiting_best_effort": 7}
     stats |= {"prefix_queries": 300, "prefix_hits": 240, "num_preemptions": 8}
+    stats |= {"energy_mj": 1205000, "token_energy_uj": 345600}
     for seconds in (0.011, 0.012, 0.013, 0.05):
         metrics.observe(names.TTFT, seconds)
         metrics.observe(names.ITL, seconds / 10)
@@ -66,6 +71,7 @@ def test_figures_are_those_of_the_time_between_two_scrapes(tmp_path: Path) -> No
     assert (figures.step_rate, figures.step_seconds, figures.busy) == (25, pytest.approx(0.01), 0.25)
     assert figures.scheduling_seconds == pytest.approx(1e-5)
     assert (figures.tokens_per_step, figures.padded) == (9, 0.1)
+    assert (figures.watts, figures.joules_per_token) == (300, pytest.approx(0.3456))
     assert figures.ttft is not None and 0.01 < figures.ttft[0] < 0.02 and 0.04 < figures.ttft[1] < 0.06
     [frontend] = figures.frontends
     assert (frontend.sequences, frontend.waiting, frontend.tokens_per_second) == (6, 4, 2)
@@ -83,6 +89,7 @@ def test_nothing_that_happened_gives_no_times(tmp_path: Path) -> None:
     figures = compare(samples(page, 0.0), samples(page, 1.0))
     assert (figures.ttft, figures.tpot, figures.step_seconds, figures.cache_hit_rate) == (None, None, None, None)
     assert figures.token_rate == figures.busy == 0
+    assert figures.watts is None and figures.joules_per_token is None
 
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.9, 0.99, 1.0])
@@ -105,9 +112,10 @@ def test_the_page_computes_what_the_terminal_does(tmp_path: Path, restart: bool)
     before, now = scrapes(tmp_path, restart=restart)
     (tmp_path / "figures.mjs").write_text(_FIGURES_JS.read_text())
     (tmp_path / "run.mjs").write_text(
-        'import { compare, parseMetrics } from "./figures.mjs";\n'
+        'import { compare, formatEnergy, parseMetrics } from "./figures.mjs";\n'
         f"const [before, now] = {json.dumps([before.decode(), now.decode()])}.map(parseMetrics);\n"
-        "console.log(JSON.stringify(compare(before, now, 4)));"
+        "const figures = compare(before, now, 4);\n"
+        "console.log(JSON.stringify({ ...figures, energy: formatEnergy(figures) }));"
     )
     run = Path(node.ROOT_DIR) / "bin" / "node"
     shown = json.loads(subprocess.run([run, tmp_path / "run.mjs"], capture_output=True, check=True).stdout)
@@ -124,12 +132,28 @@ def test_the_page_computes_what_the_terminal_does(tmp_path: Path, restart: bool)
         "perToken": ours["tpot"] and ours["tpot"][0],
         "step": ours["step_seconds"],
         "scheduling": ours["scheduling_seconds"],
+        "watts": ours["watts"],
+        "joulesPerToken": ours["joules_per_token"],
+        "energy": "–" if restart else "0.346 J, 300 W",
     }
     assert {name: shown[name] for name in pairs} == pytest.approx(pairs)
     assert [each["running"] for each in shown["classes"]] == [*ours["running"].values()]
     assert [(f["sequences"], f["tokenRate"]) for f in shown["frontends"]] == [
         (f["sequences"], f["tokens_per_second"]) for f in ours["frontends"]
     ]
+
+
+def test_the_terminal_shows_energy_where_it_is_counted(tmp_path: Path) -> None:
+    before, now = scrapes(tmp_path)
+
+    def draw(before: bytes) -> str:
+        console = Console(width=120, record=True, file=io.StringIO())
+        console.print(Screen("here").draw(compare(samples(before, 0.0), samples(now, 4.0))))
+        return console.export_text()
+
+    assert re.search(r"GPU's power\W+300 W", draw(before))
+    assert re.search(r"energy per token\W+0.346 J in the last minute", draw(before))
+    assert "GPU's power" not in draw(now)  # the counter stands still
 
 
 def test_durations_and_bars_are_readable() -> None:

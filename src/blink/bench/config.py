@@ -142,11 +142,37 @@ class ClientConfig:
 
     client_processes: int = option(1, "processes that send, when one is too slow")
     client_cpus: str = option("", "cores of these processes, such as 12-15; empty: any", metavar="LIST")
-    gpu: int = option(0, "index of the GPU whose power is read, as nvidia-smi counts")
 
     def __post_init__(self) -> None:
         require(self, "client_processes", 1, 64)
-        require(self, "gpu", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageConfig:
+    """What the server uses of this host, where it runs on this host."""
+
+    gpu: str = option("0", "indices of the server's GPUs, whose energy is read, as nvidia-smi counts", metavar="LIST")
+    server_pids: str = option(
+        "", "process ids of the server: its CPU time is counted, with that of its children", metavar="LIST"
+    )
+
+    @property
+    def gpus(self) -> list[int]:
+        """The indices of the GPUs.
+
+        Raises:
+            ConfigError: not a list of numbers.
+        """
+        return _read_list(self.gpu, "--gpu")
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids.
+
+        Raises:
+            ConfigError: not a list of numbers.
+        """
+        return _read_list(self.server_pids, "--server-pids")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,4 +222,12 @@ class BenchConfig:
     load: LoadConfig = field(default_factory=LoadConfig)
     interference: InterferenceConfig = field(default_factory=InterferenceConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
+    usage: UsageConfig = field(default_factory=UsageConfig)
     result: ResultConfig = field(default_factory=ResultConfig)
+
+
+def _read_list(text: str, flag: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")] if text else []
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text}: write numbers such as 0,1") from error

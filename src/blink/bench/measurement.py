@@ -14,11 +14,12 @@ from multiprocessing.connection import wait
 from typing import Any, Final
 
 from blink.bench.client import ClientPlan, run_client
-from blink.bench.power import EnergyMeter
 from blink.bench.record import ClientResult, Endpoint, PlannedRequest, Progress, Record
+from blink.bench.usage import Usage, UsageMeter
 from blink.errors import BlinkError
 
 _HEAD_START: Final = 0.05  # seconds for the clients to hear of the start
+_NO_METER: Final = UsageMeter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Measurement:
 
     records: list[Record]  # in the order of the plan
     loop_lags: array[float]  # seconds
-    joules: float | None
-    seconds: float  # between the two readings of the energy
+    usage: Usage
+    seconds: float  # between the two readings of the usage
 
     def split(self) -> dict[str, Measurement]:
         """Return the parts to report by the names of their classes: "" where all requests are of one."""
@@ -36,7 +37,7 @@ class Measurement:
         if len(classes) < 2:
             return {"": self}
         parts = {
-            name: replace(self, records=[one for one in self.records if one.request_class == name], joules=None)
+            name: replace(self, records=[one for one in self.records if one.request_class == name], usage=Usage())
             for name in sorted(classes)
         }
         return {**parts, "both": self}
@@ -48,7 +49,7 @@ def measure(
     *,
     processes: int = 1,
     cpus: tuple[int, ...] = (),
-    meter: EnergyMeter | None = None,
+    meter: UsageMeter = _NO_METER,
     on_progress: Callable[[Progress], None] = lambda _: None,
 ) -> Measurement:
     """Send `requests` from `processes` client processes; return when every answer has ended.
@@ -70,11 +71,11 @@ def measure(
             pipes.append(ours)
         for pipe in pipes:
             _receive(pipe)  # it is ready
-        began, before = time.monotonic(), meter.read() if meter else 0.0
+        began, before = time.monotonic(), meter.read()
         for pipe in pipes:
             pipe.send(began + _HEAD_START)
         results = _gather(pipes, on_progress)
-        joules = meter.read() - before if meter else None
+        usage = meter.read().since(before)
         seconds = time.monotonic() - began
     finally:
         for client in clients:
@@ -82,7 +83,7 @@ def measure(
             client.join()
     records = sorted((record for result in results for record in result.records), key=lambda record: record.index)
     lags = array("d", (lag for result in results for lag in result.loop_lags))
-    return Measurement(records, lags, joules, seconds)
+    return Measurement(records, lags, usage, seconds)
 
 
 def _gather(pipes: list[Pipe], on_progress: Callable[[Progress], None]) -> list[ClientResult]:

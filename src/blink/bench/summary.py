@@ -46,7 +46,7 @@ def summarise(measurement: Measurement, percentiles: Iterable[float]) -> Summary
     wanted = sorted({*percentiles, *PLOTTED_PERCENTILES})
     for name, seconds in latencies(good).items():
         summary |= _statistics(name, np.asarray(seconds) * 1e3, wanted)
-    summary |= _energy(measurement, output_tokens) | _lateness(measurement)
+    summary |= _usage(measurement, output_tokens) | _lateness(measurement)
     summary["warnings"] = list(_warnings(summary, good))
     return summary
 
@@ -82,14 +82,15 @@ def _statistics(name: str, values: np.ndarray, percentiles: Sequence[float]) -> 
     return {f"mean_{name}_ms": float(values.mean()), **found}
 
 
-def _energy(measurement: Measurement, output_tokens: int) -> Summary:
-    joules = measurement.joules
-    if joules is None:
-        return {}
-    return {
-        "mean_power_w": joules / measurement.seconds,
-        "joules_per_token": joules / output_tokens if output_tokens else None,
-    }
+def _usage(measurement: Measurement, output_tokens: int) -> Summary:
+    usage, found = measurement.usage, Summary()
+    if usage.joules is not None:
+        found["mean_power_w"] = usage.joules / measurement.seconds
+        found["joules_per_token"] = usage.joules / output_tokens if output_tokens else None
+    if usage.cpu_seconds is not None:
+        found["server_cpu_s"] = usage.cpu_seconds
+        found["cpu_s_per_1000_tokens"] = 1000 * usage.cpu_seconds / output_tokens if output_tokens else None
+    return found
 
 
 def _lateness(measurement: Measurement) -> Summary:

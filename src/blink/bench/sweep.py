@@ -6,17 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from blink.bench.burners import Burners
-from blink.bench.config import BenchConfig
+from blink.bench.config import BenchConfig, UsageConfig
 from blink.bench.measurement import Measurement, measure
-from blink.bench.power import EnergyMeter
 from blink.bench.progress import ProgressLine, say
 from blink.bench.report import build_document, describe_records, result_path, save
 from blink.bench.summary import Summary, summarise
 from blink.bench.table import format_table, make_table
 from blink.bench.target import Target
+from blink.bench.usage import UsageMeter, is_this_host
 from blink.bench.workload import Workload
 from blink.errors import BlinkError, ConfigError
+from blink.host.cpu_time import ProcessTrees
 from blink.host.isolation import parse_cpus
+from blink.host.nvml import Gpu
 
 _CONDITIONS = ("isolated", "interfered")
 
@@ -60,7 +62,7 @@ class _Sweep:
         self.model = target.model
         self._endpoint = target.resolved()
         self._workload = Workload(config, target)
-        self._meter = _open_meter(config.client.gpu)
+        self._meter = _open_meter(config.usage, is_here=is_this_host(self._endpoint.host))
         if self._workload.guesses_lengths:
             say("the server does not tokenize: lengths are guessed, one token for four bytes")
 
@@ -112,9 +114,21 @@ class _Sweep:
         return run
 
 
-def _open_meter(gpu: int) -> EnergyMeter | None:
+def _open_meter(config: UsageConfig, *, is_here: bool) -> UsageMeter:
+    """Return what reads the server's usage; is_here: whether it runs on this host.
+
+    Raises:
+        ConfigError: an option is no list of numbers, or a process of the server's is not there.
+    """
+    indices = config.gpus
+    if not is_here:
+        if config.pids:
+            raise ConfigError("--server-pids: the server's address is another host's")
+        say("no power is read: the server's address is another host's")
+        return UsageMeter()
+    processes = ProcessTrees(config.pids) if config.pids else None
     try:
-        return EnergyMeter(gpu)
+        return UsageMeter(tuple(Gpu(index) for index in indices), processes)
     except BlinkError as error:
         say(f"no power is read: {error.message}")
-        return None
+        return UsageMeter(processes=processes)

@@ -54,6 +54,8 @@ def _columns(runs: Sequence[Summary], config: ResultConfig) -> list[list[str]]:
         columns.append(_figures(f"{metric.upper()} ms {shown}", runs, keys))
     if any("mean_power_w" in run for run in runs):
         columns += [_figures("W", runs, ["mean_power_w"]), _figures("J/token", runs, ["joules_per_token"])]
+    if any("server_cpu_s" in run for run in runs):
+        columns.append(_figures("CPU s/1000 tok", runs, ["cpu_s_per_1000_tokens"]))
     columns.append(_figures("lag ms", runs, ["p99_send_lag_ms", "p99_loop_lag_ms"]))
     return columns
 

@@ -70,6 +70,7 @@ class DeviceScheduler:
         self._device = state.memory.device
         core = Device(self._device.index or 0)
         core.set_current()
+        self.bus_id: str = core.pci_bus_id
         code = compile_scheduler(f"sm_{core.arch}")
         self._kernel: Kernel = code.get_kernel("blink_scheduler")
         self._passes: Kernel = code.get_kernel("blink_scheduler_passes")

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
+from blink.engine.energy import report_energy
 from blink.engine.geometry import graph_sizes
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -149,11 +150,14 @@ class GpuEngine(Engine):
 
     def _start(self) -> None:
         self._scheduler.start()
+        self._energy = report_energy(self._region, self._scheduler.bus_id)
 
     def _advance(self) -> bool:
         if self.state in _ENDED:
             return False
         time.sleep(_WATCH_SECONDS)
+        if self._energy is not None:
+            self._energy.look(time.monotonic())
         heartbeat = self._region.control_word("heartbeat")
         silent = self._heartbeat_age.look(time.monotonic(), heard=heartbeat != self._heartbeat)
         self._heartbeat = heartbeat

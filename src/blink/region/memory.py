@@ -76,8 +76,9 @@ class Region:
         return lib.blink_load_u64(self.control_address + field_offset(CONTROL, "heartbeat"))
 
     def store_control(self, field: str, value: int) -> None:
-        """Store a word of the control block that the engine's host process writes (drain, stop)."""
-        lib.blink_store_u32(self.control_address + field_offset(CONTROL, field), value)
+        """Store a word of the control block that the engine's host process writes."""
+        store = lib.blink_store_u64 if CONTROL[field].itemsize == 8 else lib.blink_store_u32
+        store(self.control_address + field_offset(CONTROL, field), value)
 
     def trace(self) -> np.ndarray[Any, np.dtype[Any]]:
         """Return the ring of step records."""

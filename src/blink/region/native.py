@@ -34,6 +34,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_load_u32": (_U32, [_PTR]),
     "blink_load_u64": (_U64, [_PTR]),
     "blink_store_u32": (None, [_PTR, _U32]),
+    "blink_store_u64": (None, [_PTR, _U64]),
     "blink_cq_drain": (_U32, [_PTR, _U32, _U32, _PTR, _U32]),
     "blink_cq_find_rare": (_U32, [_PTR, _U32, _U32]),
     "blink_shm_poller_start": (_PTR, [_PTR, _U32, _U32, _I32, _U32]),

@@ -25,7 +25,7 @@ def engine_stats(control: Any, geometry: Any) -> dict[str, int]:
     """Return the counters and gauges of a control block, and what gives them a scale."""
     statistics = control["statistics"]
     found: dict[str, int] = dict(zip(statistics.dtype.names, statistics.item(), strict=True))
-    found["heartbeat"] = int(control["heartbeat"])
+    found |= {name: int(control[name]) for name in ("heartbeat", "energy_mj", "token_energy_uj")}
     found["block_size"], found["prefix_caching"] = int(geometry["block_size"]), int(geometry["prefix_caching"])
     return found
 

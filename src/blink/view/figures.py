@@ -44,6 +44,8 @@ class Figures:
     busy: float  # part of the time in which a step was in flight
     tokens_per_step: float | None
     padded: float | None  # part of a step's places without a token
+    watts: float | None  # of the engine's GPU
+    joules_per_token: float | None  # of the last minute, whatever `seconds` is
     frontends: tuple[FrontendFigures, ...]
 
 
@@ -78,6 +80,8 @@ def compare(before: Samples, now: Samples) -> Figures:
         busy=min(1.0, running_seconds / seconds),
         tokens_per_step=_ratio(computed, steps),
         padded=_ratio(padded, computed + padded),
+        watts=grown("blink:energy_joules") / seconds or None,
+        joules_per_token=now.value("blink:joules_per_token") or None,
         frontends=_frontends(before, now, seconds),
     )
 

@@ -44,6 +44,7 @@ class Screen:
             "ttft": ttft,
             "tpot": tpot,
             "step": figures.step_seconds or 0.0,
+            "watts": figures.watts or 0.0,
         }
         for name, value in newest.items():
             self._past.setdefault(name, deque(maxlen=_HISTORY)).append(value)
@@ -82,6 +83,10 @@ class Screen:
         tokens = _NOTHING if figures.tokens_per_step is None else f"{figures.tokens_per_step:,.1f}"
         table.add_row("tokens in a step", f"{tokens}, {_percent(figures.padded, 'padding')}", "")
         table.add_row("preemptions/s", f"{figures.preemption_rate:.1f}", "")
+        if figures.watts is not None:
+            table.add_row("GPU's power", f"{figures.watts:.0f} W", self._chart("watts"))
+        if figures.joules_per_token is not None:
+            table.add_row("energy per token", f"{figures.joules_per_token:.3g} J in the last minute", "")
         return table
 
 

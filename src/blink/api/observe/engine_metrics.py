@@ -144,6 +144,13 @@ def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
             samples = tuple((ending, (*labels, ("class", each))) for each in CLASSES)
             read = _class_reader(total, of_best_effort)
             yield Family(f"blink:{name}_by_class", f"{text[:-1]}, by class.", kind, samples, read)
+    counts_energy, has_token_energy = known_energy(stats)
+    if counts_energy:
+        text = "Joules that the engine's GPU has used since it serves."
+        yield one("counter", "blink:energy_joules", text, _reader("energy_mj", 1e-3))
+    if has_token_energy:
+        text = "Joules of the engine's GPU for each token generated in the last minute."
+        yield one("gauge", "blink:joules_per_token", text, _reader("token_energy_uj", 1e-6))
     if shown := cache_config(stats):
         # vLLM's gauge that is always 1 and tells the size of the KV cache in its labels.
         yield Family("vllm:cache_config", "The KV cache.", "info", (("_info", (*labels, *shown)),), lambda _: (1.0,))
@@ -158,6 +165,11 @@ def cache_config(stats: Stats) -> Labels:
         ("num_gpu_blocks", str(stats["num_blocks"])),
         ("enable_prefix_caching", str(bool(stats.get("prefix_caching", 0)))),
     )
+
+
+def known_energy(stats: Stats) -> tuple[bool, bool]:
+    """Say whether the GPU's energy is counted, and whether tokens were generated in the last minute."""
+    return bool(stats.get("energy_mj")), bool(stats.get("token_energy_uj"))
 
 
 def _labelled_family(name: str, metric: _Labelled, labels: Labels) -> Family[Stats]:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from blink.api.observe.engine_metrics import Stats, cache_config, engine_families
+from blink.api.observe.engine_metrics import Stats, cache_config, engine_families, known_energy
 from blink.api.observe.exposition import Family, Labels, Page
 from blink.api.observe.metric_store import MetricStore, Worker, add_up
 
@@ -135,7 +135,7 @@ class MetricView:
         """Return the numbers of now, and see that the pages fit them."""
         stats, all_workers = self._engine_stats(), self._store.workers()
         alive = [worker for worker in all_workers if worker.is_alive]
-        form = (self.model_name, cache_config(stats), [worker.pid for worker in alive])
+        form = (self.model_name, cache_config(stats), known_energy(stats), [worker.pid for worker in alive])
         if form != self._form:
             labels = (("model_name", self.model_name), ("engine", "0"))
             of_engine, of_requests = Page(engine_families(stats, labels)), Page(_request_families(labels))

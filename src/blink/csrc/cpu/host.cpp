@@ -93,6 +93,7 @@ void blink_loop_stop(Loop* loop) { delete loop; }
 uint32_t blink_load_u32(const uint32_t* word) { return load_acquire(*word); }
 uint64_t blink_load_u64(const uint64_t* word) { return load_acquire(*word); }
 void blink_store_u32(uint32_t* word, uint32_t value) { store_release(*word, value); }
+void blink_store_u64(uint64_t* word, uint64_t value) { store_release(*word, value); }
 
 // Copy the completions that have arrived at `head` and behind it; returns how many.
 // Orders: acquires each entry's tag before its payload is read.

@@ -140,6 +140,8 @@ struct Control {
   // writer: engine
   alignas(64) FIELD(uint32_t, drain);
   FIELD(uint32_t, stop);
+  FIELD(uint64_t, energy_mj);        // of the engine's GPU since it serves; 0: nothing counts it
+  FIELD(uint64_t, token_energy_uj);  // for each token generated in the last minute; 0: none was
   // writer: scheduler
   alignas(64) FIELD(Statistics, statistics);
 };

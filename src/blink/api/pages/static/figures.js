@@ -65,6 +65,8 @@ export function compare(before, now, seconds) {
     perToken: median(before, now, "vllm:inter_token_latency_seconds"),
     step: ratio(grow("blink:step_seconds_total"), steps),
     scheduling: ratio(grow("blink:scheduling_seconds_total"), steps),
+    watts: grow("blink:energy_joules_total") / seconds || null,
+    joulesPerToken: valueOf(now, "blink:joules_per_token") || null,
     classes,
     frontends: (now.get("blink:frontend_sequences") ?? []).map(({ labels, value }) => ({
       name: labels.frontend,
@@ -73,6 +75,12 @@ export function compare(before, now, seconds) {
       tokenRate: grow("blink:frontend_tokens_total", { frontend: labels.frontend }) / seconds,
     })),
   };
+}
+
+/** Joules for each token of the last minute, and watts, as far as they are known. */
+export function formatEnergy({ joulesPerToken, watts }) {
+  const parts = [joulesPerToken && `${joulesPerToken.toPrecision(3)} J`, watts && `${watts.toFixed(0)} W`];
+  return parts.filter(Boolean).join(", ") || "–";
 }
 
 /** A duration with a unit that suits it. */

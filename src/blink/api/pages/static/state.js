@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The live state: scrapes /metrics each second while it is looked at, and draws small charts.
 
-import { compare, formatSeconds, parseMetrics } from "./figures.js";
+import { compare, formatEnergy, formatSeconds, parseMetrics } from "./figures.js";
 
 const INTERVAL = 1000, POINTS = 120, WINDOW = 5; // milliseconds, scrapes in a chart, scrapes between two compared
 const SVG = "http://www.w3.org/2000/svg";
@@ -14,6 +14,7 @@ const TILES = [
   ["KV cache in use", (f) => f.kvUse, (f) => percent(f.kvUse), 1],
   ["Prompt tokens found in the cache", (f) => f.hitRate, (f) => percent(f.hitRate), 1],
   ["A step takes", (f) => f.step, (f) => formatSeconds(f.step)],
+  ["Energy per token, power", (f) => f.joulesPerToken, formatEnergy],
   ["From a step to the next launch", (f) => f.scheduling, (f) => formatSeconds(f.scheduling)],
 ];
 
