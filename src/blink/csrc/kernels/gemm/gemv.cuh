@@ -20,7 +20,7 @@ struct GemvShape {
   static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
   static constexpr int stage_rows = kStageRows_, stages = kStages_;
   static constexpr Output output = kOutput_;
-  static constexpr bool norm = kNorm_, scaled = false, direct = true;
+  static constexpr bool norm = kNorm_, scaled = false;
   // Few rows leave half of the instruction's rows free; these then take every second pair of k.
   static constexpr bool folded = rows * slices <= 8;
   static constexpr int slots = (folded ? 8 : 16) / slices;  // rows of one slice
@@ -131,13 +131,14 @@ __device__ inline void load_activations(const GemvArgs& args, int first_k, int w
 
 // Multiply one group of a stage's weight rows; what counts of the results goes to the warp's sums.
 template <class S>
-__device__ inline void multiply_group(const Vec16 (&weights)[S::steps], const Activations<S>& x, int warp, int in_tile,
+__device__ inline void multiply_group(const Bf16* weights, const Activations<S>& x, int warp, int in_tile,
                                       GemvShared<S>& shared) {
   const int lane = threadIdx.x % 32, row = lane / 4;
+  const Bf16* from = weights + row % S::group * S::pitch + row / S::group * 32 + lane % 4 * 8;
   float first[4] = {}, second[4] = {};
 #pragma unroll
   for (int step = 0; step < S::steps; step++) {
-    const Vec16 b = weights[step], a = x.values[step][0];
+    const Vec16 b = *reinterpret_cast<const Vec16*>(from + step * S::span), a = x.values[step][0];
     if constexpr (S::folded) {
       multiply_add(first, a.x, a.z, a.y, a.w, b.x, b.y);
       multiply_add(second, a.x, a.z, a.y, a.w, b.z, b.w);
@@ -177,54 +178,13 @@ __device__ inline void walk_pipeline(GemvShared<S>& shared, Multiply multiply) {
   }
 }
 
-__device__ inline Vec16 load_weight(const Bf16* from, unsigned long policy) {
-  Vec16 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from), "l"(policy));
-  return v;
-}
-
 template <class S>
-struct WeightQueue {
-  static constexpr int depth = S::steps >= 16 ? 1 : 16 / S::steps, groups = S::tile / S::group;
-  Vec16 values[depth][S::steps];
-  const Bf16* from;
-  long to_up;
-  unsigned long policy;
-  __device__ WeightQueue(const GemvArgs& args, int tile, int rank, int warp) {
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    const int first = min(tile * S::outputs, args.n - S::outputs);
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    from = reinterpret_cast<const Bf16*>(args.weight) + long(first + row % S::group) * S::k + rank * S::block_k +
-           warp * S::steps * S::span + row / S::group * 32 + lane % 4 * 8;
-    to_up = long(args.n - S::outputs) * S::k;
-#pragma unroll
-    for (int d = 0; d < depth; d++)
-      if (d < groups) load(d, d);
-  }
-  __device__ void load(int d, int group) {
-    const int in_tile = group * S::group;
-    const Bf16* at = from + long(in_tile) * S::k + (S::outputs != S::tile && in_tile >= S::outputs ? to_up : 0);
-#pragma unroll
-    for (int step = 0; step < S::steps; step++) values[d][step] = load_weight(at + step * S::span, policy);
-  }
-};
-
-template <class S>
-__device__ inline void multiply_directly(const GemvArgs& args, int rank, int warp, WeightQueue<S>& queue,
-                                         GemvShared<S>& shared) {
-  constexpr int depth = WeightQueue<S>::depth, groups = WeightQueue<S>::groups;
+__device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp, GemvShared<S>& shared) {
+  const int warp_k = warp * S::steps * S::span;
   Activations<S> x;
-  load_activations<S>(args, rank * S::block_k + warp * S::steps * S::span, warp, x, shared);
-#pragma unroll 1
-  for (int first = 0; first < groups; first += depth)
-#pragma unroll
-    for (int d = 0; d < depth; d++)
-      if (first + d < groups) {
-        multiply_group<S>(queue.values[d], x, warp, (first + d) * S::group, shared);
-        if (first + d + depth < groups) queue.load(d, first + d + depth);
-      }
+  load_activations<S>(args, rank * S::block_k + warp_k, warp, x, shared);
+  walk_pipeline<S>(
+      shared, [&](const Bf16* weights, int in_tile) { multiply_group<S>(weights + warp_k, x, warp, in_tile, shared); });
 }
 
 // Add up the block's sums of a weight row; four neighbouring lanes do it together.
@@ -320,8 +280,7 @@ __device__ inline void compute_gemv(const Args& args, Shared& shared) {
     for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], S::warps);
     if (S::cluster > 1) initialize(shared.exchanged, 1), expect(shared.exchanged, kExchanged<S>);
     publish_barriers();
-    if constexpr (!S::direct)
-      for (int turn = 0; turn < S::stages && turn < S::turns; turn++) copy_stage<S>(args, tile, rank, turn, shared);
+    for (int turn = 0; turn < S::stages && turn < S::turns; turn++) copy_stage<S>(args, tile, rank, turn, shared);
   }
   launch_dependents();
   prepare<S>(args, tile, rank, shared);
@@ -329,22 +288,13 @@ __device__ inline void compute_gemv(const Args& args, Shared& shared) {
   if (S::cluster > 1) cluster_arrive_relaxed();  // all blocks have started once all have waited, below
   Outputs<S> to = {};
   if (warp == S::warps) {
-    if constexpr (!S::direct)
-      if (threadIdx.x % 32 == 0) copy_weights<S>(args, tile, rank, shared);
+    if (threadIdx.x % 32 == 0) copy_weights<S>(args, tile, rank, shared);
     __syncwarp();
   } else {
-    if constexpr (S::direct) {
-      WeightQueue<S> queue(args, tile, rank, warp);
-      if (S::norm) fetch_norm<S>(args, rank);
-      wait_for_prerequisites();
-      to = load_addends<S>(args, tile, rank);
-      multiply_directly<S>(args, rank, warp, queue, shared);
-    } else {
-      if (S::norm) fetch_norm<S>(args, rank);
-      wait_for_prerequisites();
-      to = load_addends<S>(args, tile, rank);
-      multiply_weights<S>(args, rank, warp, shared);
-    }
+    if (S::norm) fetch_norm<S>(args, rank);
+    wait_for_prerequisites();
+    to = load_addends<S>(args, tile, rank);
+    multiply_weights<S>(args, rank, warp, shared);
   }
   __syncthreads();
   if (S::cluster > 1) cluster_wait();

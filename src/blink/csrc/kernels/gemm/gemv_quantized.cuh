@@ -16,7 +16,7 @@ struct QuantizedGemvShape {
   static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
   static constexpr int stage_rows = kStageRows_, stages = kStages_;
   static constexpr Output output = kOutput_;
-  static constexpr bool norm = kNorm_, grouped = kGrouped_, scaled = !grouped, direct = false;
+  static constexpr bool norm = kNorm_, grouped = kGrouped_, scaled = !grouped;
   static constexpr bool folded = rows * slices <= 8;  // few rows leave half of the instruction's rows free
   static constexpr int slots = (folded ? 8 : 16) / slices, group = 8 / slices, walk = group;
   static constexpr int unit = kUnit<kFormat_>, span = unit * slices;
