@@ -47,10 +47,7 @@ __device__ void wait_for_step(const State& s) {
   if (threadIdx.x == 0) {
     const uint64_t& done = output_in_flight(s).done_step;
     bool is_seen = false;
-    while (!is_seen && !wants_pass) {
-      is_seen = load_acquire(done) == s.step;
-      if (!is_seen) __nanosleep(100);
-    }
+    while (!is_seen && !wants_pass) is_seen = load_acquire(done) == s.step;
     if (is_seen) shared.seen_step = s.step;
     is_over = 1;
   } else if (threadIdx.x / kWarpLanes == 1) {

@@ -110,9 +110,9 @@ __device__ inline void wait(Barrier& barrier, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n .reg .pred done;\n"
-      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1, %2;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
       " @!done bra again;\n}" ::"r"(shared_address(&barrier)),
-      "r"(parity), "r"(10000000)
+      "r"(parity)
       : "memory");
 #endif
 }
