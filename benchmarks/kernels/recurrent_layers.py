@@ -153,7 +153,10 @@ def time_snapshots(name: str, num_rows: int = 32, layers: int = 30) -> None:
         marks[:count] = slots[:count] + 1
         rows = SnapshotRows(marks, slots, num_rows)
         taken = time_graph([partial(copy_states, group, rows, saves=True)] * 8)
-        print(f"snapshots of {count} of {num_rows} rows {taken:9.2f} us {count * moved / taken / 1e6:6.2f} TB/s", flush=True)
+        print(
+            f"snapshots of {count} of {num_rows} rows {taken:9.2f} us {count * moved / taken / 1e6:6.2f} TB/s",
+            flush=True,
+        )
 
 
 def main() -> None:

@@ -78,7 +78,7 @@ def test_marks_behind_the_rows_of_a_step_mean_nothing() -> None:
     check(group, wanted)
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="captured graphs")
+@pytest.mark.skipif(IS_INTERPRETED, reason="the interpreter captures no graphs")
 def test_a_captured_copy_reads_the_marks_of_each_launch() -> None:
     group = draw_group(2, SMALL, torch.bfloat16, SEQUENCES + SNAPSHOTS)
     rows = draw_rows(8, [])
@@ -94,7 +94,7 @@ def test_a_captured_copy_reads_the_marks_of_each_launch() -> None:
         check(group, wanted)
 
 
-@pytest.mark.skipif(IS_INTERPRETED, reason="slots of over 2^31 words, and memory for them")
+@pytest.mark.skipif(IS_INTERPRETED, reason="a shape more that takes Triton's interpreter seconds")
 def test_slots_may_lie_far_apart() -> None:
     """As those of 30 layers and 40 sequences of Qwen3.6-35B-A3B do; the last layer begins behind 2^31 words."""
     sequences, layers = 160, 30
