@@ -74,7 +74,7 @@ def test_a_mixture_of_experts_gives_the_tokens_of_a_cold_run(tmp_path: Path) -> 
 @pytest.mark.parametrize("end", [63, 64, 65, 66, 74, 80, 81, 97])
 def test_a_prompt_again_gives_the_same_logprobs_in_bf16(end: int, wide: LLM) -> None:
     """The second run computes the tail alone, in a step like the first one's last: of one token where it can be."""
-    prompt = {"prompt_token_ids": draw_tokens(random.Random(end), end)}
+    prompt = draw_tokens(random.Random(end), end)
     sampling = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=1)
     cold, warm = (wide.generate([prompt], sampling, use_tqdm=False)[0] for _ in range(2))
     assert (cold.num_cached_tokens or 0, warm.num_cached_tokens) == (0, (end - 1) // BLOCK * BLOCK)

@@ -71,20 +71,8 @@ def convert(
     writer.add_eos_token_id(7)
     add_options(writer, spec)
     if isinstance(mlp, MoeMlp):
-        place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
-        writer.add_expert_count(mlp.experts)
-        writer.add_expert_used_count(mlp.router.top_k)
-        writer.add_expert_feed_forward_length(mlp.size)
-        if mlp.shared_size:
-            writer.add_expert_shared_feed_forward_length(mlp.shared_size)
-        for layer in range(spec.num_layers):
-            prefix = f"model.layers.{layer}.{place}.experts"
-            for part in parts:
-                stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(mlp.experts)]
-                weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
-            if variant == "joined":
-                gates_and_ups = [weights.pop(f"{prefix}.{part}.weight") for part in parts[:2]]
-                weights[f"{prefix}.gate_up_proj.weight"] = torch.cat(gates_and_ups, 1)
+        add_mixture(writer, mlp)
+        stack_experts(weights, spec, mlp.experts, joined=variant == "joined")
     turns = itertools.cycle(kinds)
     for name, value in weights.items():
         is_shifted = FAMILIES[spec.architecture].shifted_norms and not name.endswith("linear_attn.norm.weight")
@@ -102,6 +90,28 @@ def convert(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def add_mixture(writer: gguf.GGUFWriter, mlp: MoeMlp) -> None:
+    """Write the sizes of a mixture of experts."""
+    writer.add_expert_count(mlp.experts)
+    writer.add_expert_used_count(mlp.router.top_k)
+    writer.add_expert_feed_forward_length(mlp.size)
+    if mlp.shared_size:
+        writer.add_expert_shared_feed_forward_length(mlp.shared_size)
+
+
+def stack_experts(weights: dict[str, torch.Tensor], spec: ModelSpec, count: int, *, joined: bool) -> None:
+    """Put the matrices of all experts of a layer into one tensor; joined: gates and ups together."""
+    place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}.{place}.experts"
+        for part in parts:
+            stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(count)]
+            weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
+        if joined:
+            gates_and_ups = [weights.pop(f"{prefix}.{part}.weight") for part in parts[:2]]
+            weights[f"{prefix}.gate_up_proj.weight"] = torch.cat(gates_and_ups, 1)
 
 
 def convert_recurrent(

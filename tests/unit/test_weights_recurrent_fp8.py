@@ -26,6 +26,7 @@ from blink.quantize.config import QuantizeConfig
 from blink.quantize.conversion import quantize
 from model_driver import Driver
 from model_families import FAMILIES, SMALL, make_model
+from quantized_checkpoints import SCHEMES
 
 CPU = torch.device("cpu")
 BLOCK = 128
@@ -111,8 +112,7 @@ def write_published(folder: Path, name: str, *, fused: bool, **changes: Any) -> 
     stored["mtp.fc.weight"] = torch.ones(4, 8).to(FP8)
     stored["mtp.layers.0.mlp.experts.gate_up_proj"] = torch.ones(2, 4, 8)
     write_weights(exact, weights)
-    scheme = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [BLOCK] * 2}
-    scheme["modules_to_not_convert"] = ["lm_head", "mtp.fc"]
+    scheme = SCHEMES["fp8-block"] | {"modules_to_not_convert": ["lm_head", "mtp.fc"]}
     write_weights(rounded, fuse(stored) if fused else stored, quantization_config=scheme)
     return rounded, exact
 

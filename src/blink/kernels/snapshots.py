@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots of recurrent states: what a step copies before its first layer, and what behind its last."""
+"""Snapshots of recurrent states: what a step copies before its first layer, and after its last."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def load_snapshots(step: Step, copy: CopyStates) -> None:
 
 
 def save_snapshots(step: Step, copy: CopyStates) -> None:
-    """Copy what some rows end with out of their slots, behind the last layer."""
+    """Copy what some rows end with out of their slots, after the last layer."""
     _copy_marked(step, step.batch.state_targets, copy, saves=True)
 
 

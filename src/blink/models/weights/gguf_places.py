@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from blink.models.families import FAMILIES
-from blink.models.layers import GatedDeltaNet
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
@@ -54,9 +53,10 @@ class GgufPlaces:
         match = _LAYER.fullmatch(name)
         if match is None:
             return Place(self._name(name))
-        mixer, part = self._spec.layers[int(match[1])].mixer, match[2]
-        if mixer.recurrence is not None and part.startswith("linear_attn."):
-            return self._find_recurrent(name, part.split(".")[1], mixer.recurrence)
+        layer, part = int(match[1]), match[2]
+        if part.startswith("linear_attn."):
+            return self._find_recurrent(name, part.split(".")[1], layer)
+        mixer = self._spec.layers[layer].mixer
         place = Place(self._name(name))
         if self._family.is_interleaved and mixer.attention is not None:
             heads = {"q_proj": mixer.attention.heads, "k_proj": mixer.attention.kv_heads}
@@ -80,9 +80,11 @@ class GgufPlaces:
         gates, ups = torch.arange(self._tensors[joined].shape[1]).tensor_split(2)
         return Place(joined, expert, gates if "gate_exps" in stored else ups, len(gates) + len(ups))
 
-    def _find_recurrent(self, name: str, part: str, mixer: GatedDeltaNet) -> Place:
+    def _find_recurrent(self, name: str, part: str, layer: int) -> Place:
         if self._family.has_grouped_projections:
-            return self._find_grouped(name, part, mixer)
+            return self._find_grouped(name, part, layer)
+        mixer = self._spec.layers[layer].mixer.recurrence
+        assert mixer is not None
         place = Place(self._name(name.replace(".dt_bias", ".dt_proj.bias")))
         if not self._family.has_tiled_heads or mixer.k_heads == mixer.v_heads:
             return place
@@ -96,9 +98,11 @@ class GgufPlaces:
         orders = {"in_proj_qkv": channels, "conv1d": channels, "in_proj_z": values, **per_head}
         return _take_rows(place, orders[part]) if part in orders else place
 
-    def _find_grouped(self, name: str, part: str, mixer: GatedDeltaNet) -> Place:
+    def _find_grouped(self, name: str, part: str, layer: int) -> Place:
         """Return a part of projections that are grouped by key head, as in files of qwen3next; newer ones group b and a
         alone."""
+        mixer = self._spec.layers[layer].mixer.recurrence
+        assert mixer is not None
         repeats = mixer.v_heads // mixer.k_heads
         if part in ("in_proj_b", "in_proj_a"):
             b, a = ungroup(mixer.k_heads, [repeats, repeats])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """Copies of recurrent states on the GPU: one kernel for all layers, which itself reads what is to be copied.
 
 So a captured step holds it whether anything is copied or not. Programs find nothing with one load, and end.
