@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from blink.models.families import FAMILIES
-from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet, MoeMlp
+from blink.models.layers import CONV_WIDTH, Attention, DenseMlp, GatedDeltaNet, MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize
@@ -45,19 +45,12 @@ def convert(
     and ups in one tensor, "grouped" for qwen3next as it was first, "drafts" for a layer more than the model's.
     """
     attention, mlp = spec.attentions[0], spec.layers[0].mlp
-    weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
-    num_drafts = int(variant == "drafts")
+    weights, num_drafts = read_weights(directory, spec, variant), int(variant == "drafts")
     names = gguf.get_tensor_name_map(arch, spec.num_layers + num_drafts)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(spec.num_layers + num_drafts)
     if num_drafts:
         writer.add_nextn_predict_layers(num_drafts)
-        weights |= {
-            name.replace("layers.3.", "layers.4."): value for name, value in weights.items() if "layers.3." in name
-        }
-    recurrent = next((layer.mixer.recurrence for layer in spec.layers if layer.mixer.recurrence), None)
-    if recurrent is not None:
-        weights = convert_recurrent(weights, recurrent, grouped=variant == "grouped")
     writer.add_context_length(spec.max_model_len)
     writer.add_embedding_length(spec.hidden_size)
     writer.add_feed_forward_length(mlp.size)
@@ -70,9 +63,6 @@ def convert(
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_eos_token_id(7)
     add_options(writer, spec)
-    if isinstance(mlp, MoeMlp):
-        add_mixture(writer, mlp)
-        stack_experts(weights, spec, mlp.experts, joined=variant == "joined")
     turns = itertools.cycle(kinds)
     for name, value in weights.items():
         is_shifted = FAMILIES[spec.architecture].shifted_norms and not name.endswith("linear_attn.norm.weight")
@@ -92,8 +82,25 @@ def convert(
     writer.close()
 
 
-def add_mixture(writer: gguf.GGUFWriter, mlp: MoeMlp) -> None:
-    """Write the sizes of a mixture of experts."""
+def read_weights(directory: Path, spec: ModelSpec, variant: str) -> dict[str, torch.Tensor]:
+    """Return a directory's tensors with a layer more than the model's if `variant` says so, arranged as in GGUF."""
+    weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
+    if variant == "drafts":
+        last = [name for name in weights if "layers.3." in name]
+        weights |= {name.replace("layers.3.", "layers.4."): weights[name] for name in last}
+    recurrent = next((layer.mixer.recurrence for layer in spec.layers if layer.mixer.recurrence), None)
+    if recurrent is not None:
+        weights = convert_recurrent(weights, recurrent, grouped=variant == "grouped")
+    mlp = spec.layers[0].mlp
+    if isinstance(mlp, MoeMlp):
+        stack_experts(weights, spec, mlp.experts, joined=variant == "joined")
+    return weights
+
+
+def add_mixture(writer: gguf.GGUFWriter, mlp: DenseMlp | MoeMlp) -> None:
+    """Write the sizes of a mixture of experts, if it is one."""
+    if not isinstance(mlp, MoeMlp):
+        return
     writer.add_expert_count(mlp.experts)
     writer.add_expert_used_count(mlp.router.top_k)
     writer.add_expert_feed_forward_length(mlp.size)
@@ -161,6 +168,7 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     """Write what a family adds, under the names that llama.cpp's converter uses."""
     attention = _last(spec)
     rope = attention.rope
+    add_mixture(writer, spec.layers[0].mlp)
     recurrent = spec.layers[0].mixer.recurrence
     if recurrent is not None:
         writer.add_ssm_conv_kernel(CONV_WIDTH)

@@ -72,7 +72,7 @@ class GgufPlaces:
         return stored
 
     def _find_expert(self, name: str, expert: int) -> Place:
-        """Return an expert's matrix; files may have gates and ups in one tensor."""
+        """Return an expert's matrix; files may have gate and up matrices in one tensor."""
         stored = self._name(name)
         joined = re.sub("_(gate|up)_exps", "_gate_up_exps", stored)
         if stored in self._tensors or joined not in self._tensors:
