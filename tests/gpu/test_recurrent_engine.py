@@ -30,6 +30,7 @@ WIDE: dict[str, Any] = {
     **SMALL,
     **FAMILIES["qwen3_5"],
     "architectures": ["Qwen3_5ForCausalLM"],
+    "rms_norm_eps": 1e-6,
     "hidden_size": 512,
     "intermediate_size": 1024,
     "linear_key_head_dim": 128,
