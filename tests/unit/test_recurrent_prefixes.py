@@ -31,6 +31,6 @@ def test_a_prefix_without_a_snapshot_gets_one(model: Path) -> None:
     check_a_shared_prefix(model, "cpu")
 
 
-@pytest.mark.parametrize("count", [5, pytest.param(24, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [7, pytest.param(12, marks=pytest.mark.long)])
 def test_prompts_at_once_give_their_tokens_though_some_are_preempted(model: Path, count: int) -> None:
     check_many_at_once(model, "cpu", count)
