@@ -2,7 +2,8 @@
 # pyright: reportCallIssue=false, reportMissingParameterType=false
 """Times the delta-rule kernels in the shapes of Qwen3.6-35B-A3B and Qwen3.6-27B, in CUDA graphs.
 
-A decoding step against a copy of the same bytes; prompts against the recurrence token by token. Medians.
+A decoding step against a copy of the same bytes; prompts against the recurrence token by token; copies to snapshots.
+Medians.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import triton.language as tl
 from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
 from blink.kernels.gpu.recurrent.decode import decode
 from blink.kernels.gpu.recurrent.prefill import prefill
+from blink.kernels.gpu.recurrent.snapshots import copy_states
 from blink.kernels.layer_cache import StateCache
+from blink.kernels.snapshots import SnapshotRows
 
 SHAPES = {"35B-A3B": (16, 32, 128, 128), "27B": (16, 48, 128, 128)}
 _ROTATED_BYTES = 600 << 20  # of states, so that nothing stays in L2 from one replay to the next
@@ -137,12 +140,32 @@ def time_prompts(name: str, cases: Sequence[Sequence[int]], **options: Any) -> N
         )
 
 
+def time_snapshots(name: str, num_rows: int = 32, layers: int = 30) -> None:
+    """Print how long the copies of all layers take of some of a step's rows, and of none."""
+    k_heads, v_heads, k_dim, v_dim = SHAPES[name]
+    sizes, channels = (layers, num_rows + 4), 2 * k_heads * k_dim + v_heads * v_dim
+    states = torch.randn(*sizes, v_heads, k_dim, v_dim, device="cuda")
+    group = StateCache(states, torch.randn(*sizes, 4, channels, device="cuda").bfloat16())
+    slots = torch.arange(num_rows, dtype=torch.int32, device="cuda")
+    moved = 2 * (states[:, 0].nbytes + group.inputs[:, 0].nbytes)
+    for count in (0, 1, 4):
+        marks = torch.zeros_like(slots)
+        marks[:count] = slots[:count] + 1
+        rows = SnapshotRows(marks, slots, num_rows)
+        taken = time_graph([partial(copy_states, group, rows, saves=True)] * 8)
+        print(
+            f"snapshots of {count} of {num_rows} rows {taken:9.2f} us {count * moved / taken / 1e6:6.2f} TB/s",
+            flush=True,
+        )
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="35B-A3B")
     name = parser.parse_args().shape
     print(torch.cuda.get_device_name())
+    time_snapshots(name)
     time_decode(name, (1, 2, 4, 8, 16, 32, 64))
     time_prompts(name, ((1,), (64,), (256,), (1024,), (2048,), (4096,), (8192,), (1024,) * 8, (65,) * 32))
 

@@ -27,6 +27,7 @@ _MODULES = (
     "quantized",
     "rms_norm",
     "rotary",
+    "snapshot_copies",
 )
 
 

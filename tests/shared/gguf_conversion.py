@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from blink.models.families import FAMILIES
-from blink.models.layers import Attention, MoeMlp
+from blink.models.layers import CONV_WIDTH, Attention, DenseMlp, GatedDeltaNet, MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize
@@ -31,17 +31,26 @@ def interleave(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
 
 
 def convert(
-    directory: Path, path: Path, arch: gguf.MODEL_ARCH, spec: ModelSpec, kinds: Sequence[Kind] = (Kind.F32,)
+    directory: Path,
+    path: Path,
+    arch: gguf.MODEL_ARCH,
+    spec: ModelSpec,
+    kinds: Sequence[Kind] = (Kind.F32,),
+    *,
+    variant: str = "",
 ) -> None:
     """Write a safetensors directory as GGUF, with the gguf package's own table of names.
 
-    kinds: types of the matrices, in turn; what has no whole blocks stays float32.
+    kinds: types of the matrices, in turn; what has no whole blocks stays float32. variant: "joined" for experts' gates
+    and ups in one tensor, "grouped" for qwen3next as it was first, "drafts" for a layer more than the model's.
     """
     attention, mlp = spec.attentions[0], spec.layers[0].mlp
-    weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
-    names = gguf.get_tensor_name_map(arch, spec.num_layers)
+    weights, num_drafts = read_weights(directory, spec, variant), int(variant == "drafts")
+    names = gguf.get_tensor_name_map(arch, spec.num_layers + num_drafts)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
-    writer.add_block_count(spec.num_layers)
+    writer.add_block_count(spec.num_layers + num_drafts)
+    if num_drafts:
+        writer.add_nextn_predict_layers(num_drafts)
     writer.add_context_length(spec.max_model_len)
     writer.add_embedding_length(spec.hidden_size)
     writer.add_feed_forward_length(mlp.size)
@@ -54,19 +63,10 @@ def convert(
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_eos_token_id(7)
     add_options(writer, spec)
-    if isinstance(mlp, MoeMlp):
-        place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
-        writer.add_expert_count(mlp.experts)
-        writer.add_expert_used_count(mlp.router.top_k)
-        writer.add_expert_feed_forward_length(mlp.size)
-        for layer in range(spec.num_layers):
-            for part in parts:
-                prefix = f"model.layers.{layer}.{place}.experts"
-                stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(mlp.experts)]
-                weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
     turns = itertools.cycle(kinds)
     for name, value in weights.items():
-        if FAMILIES[spec.architecture].shifted_norms and name.endswith("norm.weight"):
+        is_shifted = FAMILIES[spec.architecture].shifted_norms and not name.endswith("linear_attn.norm.weight")
+        if is_shifted and name.endswith("norm.weight"):
             value = value + 1
         if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             value = interleave(value, attention.heads if "q_proj" in name else attention.kv_heads)
@@ -82,6 +82,81 @@ def convert(
     writer.close()
 
 
+def read_weights(directory: Path, spec: ModelSpec, variant: str) -> dict[str, torch.Tensor]:
+    """Return a directory's tensors with a layer more than the model's if `variant` says so, arranged as in GGUF."""
+    weights = {name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()}
+    if variant == "drafts":
+        last = [name for name in weights if "layers.3." in name]
+        weights |= {name.replace("layers.3.", "layers.4."): weights[name] for name in last}
+    recurrent = next((layer.mixer.recurrence for layer in spec.layers if layer.mixer.recurrence), None)
+    if recurrent is not None:
+        weights = convert_recurrent(weights, recurrent, grouped=variant == "grouped")
+    mlp = spec.layers[0].mlp
+    if isinstance(mlp, MoeMlp):
+        stack_experts(weights, spec, mlp.experts, joined=variant == "joined")
+    return weights
+
+
+def add_mixture(writer: gguf.GGUFWriter, mlp: DenseMlp | MoeMlp) -> None:
+    """Write the sizes of a mixture of experts, if it is one."""
+    if not isinstance(mlp, MoeMlp):
+        return
+    writer.add_expert_count(mlp.experts)
+    writer.add_expert_used_count(mlp.router.top_k)
+    writer.add_expert_feed_forward_length(mlp.size)
+    if mlp.shared_size:
+        writer.add_expert_shared_feed_forward_length(mlp.shared_size)
+
+
+def stack_experts(weights: dict[str, torch.Tensor], spec: ModelSpec, count: int, *, joined: bool) -> None:
+    """Put the matrices of all experts of a layer into one tensor; joined: gates and ups together."""
+    place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
+    for layer in range(spec.num_layers):
+        prefix = f"model.layers.{layer}.{place}.experts"
+        for part in parts:
+            stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(count)]
+            weights[f"{prefix}.{part}.weight"] = torch.stack(stacked)
+        if joined:
+            gates_and_ups = [weights.pop(f"{prefix}.{part}.weight") for part in parts[:2]]
+            weights[f"{prefix}.gate_up_proj.weight"] = torch.cat(gates_and_ups, 1)
+
+
+def convert_recurrent(
+    weights: dict[str, torch.Tensor], mixer: GatedDeltaNet, *, grouped: bool
+) -> dict[str, torch.Tensor]:
+    """Return a model's tensors as llama.cpp's converter names and arranges those of recurrent layers."""
+    found: dict[str, torch.Tensor] = {}
+    is_next = any("in_proj_qkvz" in name for name in weights)
+    for name, value in weights.items():
+        if name.endswith(".A_log"):
+            value = -torch.exp(value)
+        elif "conv1d" in name:
+            value = value.squeeze(1)
+        if "in_proj_qkvz" in name and not grouped:
+            values = mixer.v_heads // mixer.k_heads * mixer.v_dim
+            parts = value.view(mixer.k_heads, -1, value.shape[1]).split([mixer.k_dim, mixer.k_dim, values, values], 1)
+            *qkv, z = (part.reshape(-1, value.shape[1]) for part in parts)
+            found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = torch.cat(qkv), z
+            continue
+        if "linear_attn." in name and not is_next:
+            value = tile_heads(name, value, mixer)
+        found[name.replace(".dt_bias", ".dt_proj.bias")] = value
+    return found
+
+
+def tile_heads(name: str, value: torch.Tensor, mixer: GatedDeltaNet) -> torch.Tensor:
+    """Put the first value head of each key head before all second ones, in the rows or columns of a tensor."""
+    shape = mixer.k_heads, mixer.v_heads // mixer.k_heads
+    if "out_proj" in name:
+        return value.unflatten(1, (*shape, mixer.v_dim)).transpose(1, 2).flatten(1)
+    if "in_proj_qkv" in name or "conv1d" in name:
+        keys, values = value.split([2 * mixer.k_heads * mixer.k_dim, mixer.out_size])
+        return torch.cat((keys, values.unflatten(0, (*shape, -1)).transpose(0, 1).flatten(0, 2)))
+    if ".norm." in name:
+        return value
+    return value.unflatten(0, (*shape, -1)).transpose(0, 1).flatten(0, 2)
+
+
 def _last(spec: ModelSpec) -> Attention:
     """Return the last layer's attention: that without a window, where some have one."""
     attention = spec.layers[-1].mixer.attention
@@ -93,6 +168,15 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     """Write what a family adds, under the names that llama.cpp's converter uses."""
     attention = _last(spec)
     rope = attention.rope
+    add_mixture(writer, spec.layers[0].mlp)
+    recurrent = spec.layers[0].mixer.recurrence
+    if recurrent is not None:
+        writer.add_ssm_conv_kernel(CONV_WIDTH)
+        writer.add_ssm_state_size(recurrent.k_dim)
+        writer.add_ssm_group_count(recurrent.k_heads)
+        writer.add_ssm_time_step_rank(recurrent.v_heads)
+        writer.add_ssm_inner_size(recurrent.out_size)
+        writer.add_full_attention_interval(4)
     if window := max(attention.window for attention in spec.attentions):
         writer.add_sliding_window(window)
     if attention.softcap:

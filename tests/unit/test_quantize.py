@@ -230,6 +230,7 @@ class OneMatrix:
     """A checkpoint of one matrix."""
 
     norm_shift = 0.0
+    keeps_groups = True
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -242,9 +243,6 @@ class OneMatrix:
         target.copy_(self._weight)
 
     def read_quantized(self, names: object) -> None:
-        pass
-
-    def shape(self, name: str) -> None:
         pass
 
 

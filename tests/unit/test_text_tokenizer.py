@@ -152,6 +152,8 @@ def metadata(pre: str, merges: list[str] | None = None, **extra: Any) -> dict[st
         ("smollm", "it's 123 ok", ["it", "'s", " ", "1", "2", "3", " ok"]),
         ("llama-bpe", "IT'S 12345 ok!\n\n x", ["IT", "'S", " ", "123", "45", " ok", "!\n\n", " x"]),
         ("qwen2", "IT'S 123 ok!\n\n x", ["IT", "'S", " ", "1", "2", "3", " ok", "!\n\n", " x"]),
+        ("qwen2", "नमस्ते 12", ["नमस", "्त", "े", " ", "1", "2"]),  # vowel signs are marks, no letters
+        ("qwen35", "नमस्ते 12!", ["नमस्ते", " ", "1", "2", "!"]),
         ("dbrx", "a.b 12345", ["a", ".b", " ", "123", "45"]),
         ("gpt-4o", "helloWorld's 1234", ["hello", "World's", " ", "123", "4"]),
     ],

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from blink.cli.finding import Finding
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
-from blink.engine.geometry import count_slots
+from blink.engine.geometry import count_slots, spare_snapshots
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
 from blink.host.process import read_available_memory
@@ -150,7 +150,7 @@ def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -
             slots = 0
         else:
             yield Finding("ok", "states", text)
-        room -= slots * states
+        room = weights.total + spare_snapshots(room - weights.total - slots * states, states)
     numbers = spec.cache_layout.bytes_per_block(1, 1)
     tokens = (room - weights.total) // (numbers * size)
     text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig, FrontendConfig
 from blink.engine.costs import measure_costs
-from blink.engine.geometry import build_geometry, count_slots, graph_sizes
+from blink.engine.geometry import build_geometry, count_slots, count_snapshots, graph_sizes
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("blink.engine")
 
-_SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
-_LEAST_SNAPSHOTS = 8
 _LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
@@ -50,7 +48,6 @@ class Engine(ABC):
     default_step_tokens: ClassVar[int]  # where the configuration names none
     default_segment_ms: ClassVar[float]  # likewise
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
-    keeps_snapshots: ClassVar[bool] = False  # of recurrent states, without which their prefixes cannot be cached
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -226,11 +223,7 @@ class Engine(ABC):
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         """Return a configuration with what its values mean for a model."""
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
-        config = replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
-        if spec.cache_layout.recurrent and config.enable_prefix_caching and not self.keeps_snapshots:
-            logger.info("prefix cache: off, for this engine keeps no snapshots of recurrent states")
-            config = replace(config, enable_prefix_caching=False)
-        return config
+        return replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
 
     def _size_kv_cache(self) -> int:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""
@@ -281,11 +274,10 @@ class Engine(ABC):
         return self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
 
     def _count_snapshots(self, num_blocks: int) -> int:
-        """Return of how many prefixes the states are kept: of as many as take a part of the KV cache's memory."""
-        if not (self._slot_bytes and self._config.enable_prefix_caching):
+        """Return of how many prefixes the states are kept."""
+        if not self._config.enable_prefix_caching:
             return 0
-        room = num_blocks * self._block_bytes // _SNAPSHOT_PART
-        return min(max(room // self._slot_bytes, _LEAST_SNAPSHOTS), num_blocks)
+        return count_snapshots(num_blocks, self._block_bytes, self._slot_bytes)
 
     @property
     def _blocks_of_one_sequence(self) -> int:

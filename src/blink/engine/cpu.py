@@ -31,7 +31,6 @@ class CpuEngine(Engine):
     default_step_tokens = 256
     default_segment_ms = 10.0
     cost_seconds = 0.02
-    keeps_snapshots = True
 
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:

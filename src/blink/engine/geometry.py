@@ -13,6 +13,8 @@ from blink.region.layout import CONSTANTS, GEOMETRY
 
 _SECOND = 1_000_000_000
 _MILLISECOND = 1_000_000
+_SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
+_LEAST_SNAPSHOTS = 8
 _SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
@@ -24,6 +26,23 @@ def power_of_two(value: int) -> int:
 def count_slots(max_num_seqs: int) -> int:
     """Return of how many sequences the model has data at once: running ones and as many parked."""
     return 2 * max_num_seqs
+
+
+def count_snapshots(num_blocks: int, block_bytes: int, slot_bytes: int) -> int:
+    """Return of how many prefixes recurrent states are kept: of as many as take a part of the KV cache's memory.
+
+    slot_bytes: what recurrent layers keep of a sequence; 0: there are none.
+    """
+    if slot_bytes == 0:
+        return 0
+    return min(max(num_blocks * block_bytes // _SNAPSHOT_PART // slot_bytes, _LEAST_SNAPSHOTS), num_blocks)
+
+
+def spare_snapshots(room: int, slot_bytes: int) -> int:
+    """Return how many of some bytes the KV cache may take, so that the rest holds count_snapshots()."""
+    if slot_bytes == 0:
+        return room
+    return room - max(room // (_SNAPSHOT_PART + 1), _LEAST_SNAPSHOTS * slot_bytes)
 
 
 def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:

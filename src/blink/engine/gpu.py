@@ -17,7 +17,7 @@ from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import graph_sizes
+from blink.engine.geometry import graph_sizes, spare_snapshots
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -62,10 +62,12 @@ class GpuEngine(Engine):
         step_bytes = self._measure_step()
         free, total = torch.cuda.mem_get_info()
         used = total - free
-        room = int(total * self._config.gpu_memory_utilization) - used - step_bytes - _GRAPH_RESERVE_BYTES
-        room -= self._state_bytes
+        whole = int(total * self._config.gpu_memory_utilization) - used - step_bytes - _GRAPH_RESERVE_BYTES
+        room = whole - self._state_bytes
+        if self._config.enable_prefix_caching:
+            room = spare_snapshots(room, self._slot_bytes)
         if room < self._block_bytes:
-            states = f" and {self._state_bytes >> 30} for states; lower --max-num-seqs" if self._state_bytes else ""
+            states = f" and {(whole - room) >> 30} for states; lower --max-num-seqs" if self._state_bytes else ""
             raise ConfigError(
                 f"no GPU memory is left for the KV cache: {used >> 30} of {total >> 30} GiB are in use{states}; raise "
                 "--gpu-memory-utilization, lower --max-num-batched-tokens or free the GPU"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -38,21 +39,27 @@ class StateCache:
         self.states, self.inputs = states, inputs
 
 
+class Snapshots(NamedTuple):
+    """The slots that hold snapshots of states, for the prefix cache: the last ones."""
+
+    groups: tuple[StateCache, ...]  # of layers that keep the same, each tensor [layers, slots, ...], contiguous
+    first: int  # the slot of the first snapshot
+
+
 class KvCache:
     """What all layers keep, by their indices: keys and values, or states."""
 
-    __slots__ = ("_layers", "first_snapshot", "recurrent")
+    __slots__ = ("_layers", "recurrent", "snapshots")
 
     def __init__(
         self,
         layers: Mapping[int, LayerCache],
         recurrent: Mapping[int, StateCache] | None = None,
-        first_snapshot: int | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """first_snapshot: the slot of states from which on they are snapshots, for the prefix cache; None: none are."""
         self._layers = dict(sorted(layers.items()))
         self.recurrent = dict(recurrent or {})
-        self.first_snapshot = first_snapshot
+        self.snapshots = snapshots
 
     def __getitem__(self, layer: int) -> LayerCache:
         return self._layers[layer]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding, Weight
-from blink.kernels.layer_cache import KvCache, LayerCache, StateCache
+from blink.kernels.layer_cache import KvCache, LayerCache, Snapshots, StateCache
 from blink.kernels.rotary import make_rotary_table
 from blink.models.layer_weights import LayerWeights, count_bytes
 from blink.models.spec import ModelSpec
@@ -67,12 +67,14 @@ class Decoder:
             memory = self._allocate(*group.shape(num_blocks, block_size), dtype=self.kv_dtype)
             layers.update(zip(group.layers, map(LayerCache, memory), strict=True))
         recurrent: dict[int, StateCache] = {}
+        groups: list[StateCache] = []
         for group in layout.recurrent:
             sizes = len(group.layers), num_slots + num_snapshots
             states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
             inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
+            groups.append(StateCache(states, inputs))
             recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
-        return KvCache(layers, recurrent, num_slots if num_snapshots else None)
+        return KvCache(layers, recurrent, Snapshots(tuple(groups), num_slots) if num_snapshots else None)
 
     def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).zero_()

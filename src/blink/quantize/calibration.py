@@ -40,7 +40,7 @@ class CalibratedCheckpoint:
         self._num_tokens, self._window = windows.numel(), windows.shape[1]
         self._choose = choose
         self._keep = keep
-        self.norm_shift = source.norm_shift
+        self.norm_shift, self.keeps_groups = source.norm_shift, source.keeps_groups
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.waiting: dict[str, None] = {}  # matrices that are not rounded yet
 
@@ -48,10 +48,6 @@ class CalibratedCheckpoint:
         """Check that there is a tensor of that name and shape."""
         self._source.check(name, shape)
         self.shapes[name] = tuple(shape)
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that is stored as it is; None: there is none."""
-        return self._source.shape(name)
 
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor."""

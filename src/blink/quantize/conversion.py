@@ -78,8 +78,8 @@ def quantize(model: str, output: str, config: QuantizeConfig) -> Path:
         others.pop(OUTPUT, None)
     for name, shape in others.items():
         directory.add(name, norms[name] if name in norms else source.read(name, shape))
-    routers = [name.removesuffix(".weight") for name in others if name.endswith(".gate.weight")]
-    quantization = describe_quantization(config, group, routers)
+    unrounded = [name for name, shape in others.items() if len(shape) == 2 and name not in (EMBEDDING, OUTPUT)]
+    quantization = describe_quantization(config, group, [name.removesuffix(".weight") for name in unrounded])
     source.write_files(directory, quantization, has_own_output=config.quantize_lm_head)
     size = directory.finish()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -94,8 +94,8 @@ class ModelDirectory:
         return self.path / f"part-{index}.safetensors.tmp"
 
 
-def describe_quantization(config: QuantizeConfig, group: int, routers: Sequence[str]) -> dict[str, Any]:
-    """Return the quantization_config of a config.json; routers: layers that stay as they are."""
+def describe_quantization(config: QuantizeConfig, group: int, others: Sequence[str]) -> dict[str, Any]:
+    """Return the quantization_config of a config.json; others: layers that stay as they are."""
     fp8, int4 = describe_group(FP8_ROWS), describe_group(Quantization("packed", group=group))
     groups = [fp8 if config.format == "fp8" else int4]
     output = [OUTPUT.removesuffix(".weight")]
@@ -107,6 +107,6 @@ def describe_quantization(config: QuantizeConfig, group: int, routers: Sequence[
         "quant_method": "compressed-tensors",
         "format": groups[0]["format"] if len(groups) == 1 else "mixed-precision",
         "quantization_status": "compressed",
-        "ignore": [*kept, *routers],
+        "ignore": [*kept, *others],
         "config_groups": {f"group_{index}": one for index, one in enumerate(groups)},
     }

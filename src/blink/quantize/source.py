@@ -59,7 +59,7 @@ class SourceModel:
             self._config = read_json(self.path / "config.json")
             if "text_config" in self._config:
                 raise ConfigError(f"{self.path} has more than a text model; only those are quantized.")
-            self.checkpoint = SafetensorsCheckpoint(self.path)
+            self.checkpoint = SafetensorsCheckpoint(self.path, self.spec)
 
     def check_weights(self) -> None:
         """Look at all weights once.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.delta_rule import Advance
+from blink.kernels.snapshots import CopyStates
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import CpuCode
 from blink.runner.planner import Device
@@ -39,6 +40,11 @@ class DeviceCode(Protocol):
     @property
     def recurrences(self) -> Mapping[str, Advance]:
         """Those that advance a recurrent layer."""
+        ...
+
+    @property
+    def copy_states(self) -> CopyStates:
+        """What copies recurrent states to snapshots and from them."""
         ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:

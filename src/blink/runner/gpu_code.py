@@ -9,6 +9,7 @@ from blink.kernels.gpu.attention.decode import decode_attention
 from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.recurrent import decode as delta_decode
 from blink.kernels.gpu.recurrent import prefill as delta_prefill
+from blink.kernels.gpu.recurrent import snapshots
 from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
@@ -47,6 +48,7 @@ class GpuCode:
         self.kernels = Kernels.of(self.device, {PERMUTED: _place_experts, GATHERED: mix_experts})
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
         self.recurrences = {DELTA_DECODE: delta_decode.decode, DELTA_CHUNKS: delta_prefill.prefill}
+        self.copy_states = snapshots.copy_states
 
     def planned_size(self, bucket: Bucket) -> Bucket:
         """Return the size itself."""

@@ -21,7 +21,7 @@ from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
 from blink.runner.planner import plan_step
 from blink.runner.sites import ModelSites, sites_of
-from blink.runner.snapshots import keep_snapshots, load_snapshots
+from blink.runner.snapshots import load_snapshots, save_snapshots
 from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
 
@@ -139,7 +139,7 @@ class Runner:
     def _run_layers(self, step: Step, layers: range, stream: Stream, attend: Attend) -> None:
         """Add what some layers compute to the residual."""
         if layers.start == 0:
-            load_snapshots(step)
+            load_snapshots(step, self._code.copy_states)
         for index in layers:
             layer, plan = self.model.layers[index], step.plan.layers[index]
             scale = self.model.spec.layers[index].residual_scale
@@ -150,7 +150,7 @@ class Runner:
             into_next = Then(layer.mlp_end_norm, scale, *self._find_next(step, index))
             layer.mlp.add_to(stream, layer.mlp_norm, plan, into_next)
         if layers.stop == len(self.model.layers):
-            keep_snapshots(step)
+            save_snapshots(step, self._code.copy_states)
 
     def _find_next(self, step: Step, index: int) -> tuple[Tensor | None, FormatId | None]:
         """Return the norm behind a layer, and what its reader reads."""

@@ -5,32 +5,24 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from blink.kernels.snapshots import CopyStates, SnapshotRows
 from blink.runner.step import Step
 
 
-def load_snapshots(step: Step) -> None:
+def load_snapshots(step: Step, copy: CopyStates) -> None:
     """Copy what some rows begin with into their slots, before the first layer."""
-    if step.kv_cache.first_snapshot is not None:
-        slots, snapshots = _find_pairs(step, step.batch.state_sources, step.kv_cache.first_snapshot)
-        _copy(step, snapshots, slots)
+    _copy_marked(step, step.batch.state_sources, copy, saves=False)
 
 
-def keep_snapshots(step: Step) -> None:
-    """Copy what some rows end with out of their slots, behind the last layer."""
-    if step.kv_cache.first_snapshot is not None:
-        slots, snapshots = _find_pairs(step, step.batch.state_targets, step.kv_cache.first_snapshot)
-        _copy(step, slots, snapshots)
+def save_snapshots(step: Step, copy: CopyStates) -> None:
+    """Copy what some rows end with out of their slots, after the last layer."""
+    _copy_marked(step, step.batch.state_targets, copy, saves=True)
 
 
-def _find_pairs(step: Step, marks: Tensor, first: int) -> tuple[Tensor, Tensor]:
-    """Return the slots of the rows that have a snapshot, and those of the snapshots."""
-    marks = marks[: step.bucket.rows]
-    [rows] = marks.nonzero(as_tuple=True)
-    return step.batch.row_slots[rows].long(), marks[rows].long() + first - 1
-
-
-def _copy(step: Step, sources: Tensor, targets: Tensor) -> None:
-    if len(sources) > 0:
-        for cache in step.kv_cache.recurrent.values():
-            cache.states[targets] = cache.states[sources]
-            cache.inputs[targets] = cache.inputs[sources]
+def _copy_marked(step: Step, marks: Tensor, copy: CopyStates, *, saves: bool) -> None:
+    if step.kv_cache.snapshots is None:
+        return
+    groups, first = step.kv_cache.snapshots
+    rows = slice(step.bucket.rows)
+    for group in groups:
+        copy(group, SnapshotRows(marks[rows], step.batch.row_slots[rows], first), saves=saves)

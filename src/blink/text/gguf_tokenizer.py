@@ -17,8 +17,8 @@ _CONTROL = 3
 _USER_DEFINED = 4
 
 _LETTERS_THEN_DIGITS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|{digits}"
+    r"| ?[^\s{letters}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _O200K_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _O200K_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -43,9 +43,10 @@ class _Split:
 
 _GPT2 = _Split()
 _DIGITS = _Split(single_digits=True)
-_LLAMA3 = _Split(_LETTERS_THEN_DIGITS.format(digits=r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-_CL100K = _Split(_LETTERS_THEN_DIGITS.format(digits=r"\p{N}{1,3}"))
-_QWEN2 = _Split(_LETTERS_THEN_DIGITS.format(digits=r"\p{N}"), nfc=True)
+_LLAMA3 = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
+_CL100K = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}{1,3}"))
+_QWEN2 = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}"), nfc=True)
+_QWEN35 = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}\p{M}", digits=r"\p{N}"), nfc=True)
 
 # The names are those that GGUF files carry in tokenizer.ggml.pre.
 _SPLITS: dict[str, _Split] = {
@@ -64,6 +65,7 @@ _SPLITS: dict[str, _Split] = {
     "smaug-bpe": _CL100K,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "qwen35": _QWEN35,
     "gpt-4o": _Split(_O200K),
 }
 

@@ -60,5 +60,6 @@ class Family:
     gguf_mixture: str = ""  # the family of those files of this name that have experts
     gguf_local_theta: float = 0.0  # the rotary base of layers with a window, which the files do not say; 0: as others'
     is_interleaved: bool = False  # the halves of each head of queries and keys are interleaved
+    has_tiled_heads: bool = False  # recurrent layers: the first value head of each key head, then each second one
     adapt_gguf: Adapt = keep
     gguf_class: str = ""  # transformers' class, of families that are quantized from GGUF files; empty: they are not

@@ -21,14 +21,38 @@ def _add_recurrent_layers(spec: ModelSpec, config: Fields) -> ModelSpec:
     config.require(width == CONV_WIDTH, f"a convolution of {width} inputs")
     kind = config.text("mamba_ssm_dtype", "float32")
     config.require(kind == "float32", f"a recurrent state in {show(kind)}")
-    recurrent = GatedDeltaNet(
+    chosen = _find_recurrent_layers(config, spec.num_layers)
+    return _replace_attention(
+        spec,
+        chosen,
         k_heads=config.integer("linear_num_key_heads", 16),
         v_heads=config.integer("linear_num_value_heads", 32),
         k_dim=config.integer("linear_key_head_dim", 128),
         v_dim=config.integer("linear_value_head_dim", 128),
     )
+
+
+def _add_recurrent_layers_of_gguf(spec: ModelSpec, metadata: Fields) -> ModelSpec:
+    width = metadata.integer("ssm.conv_kernel")
+    metadata.require(width == CONV_WIDTH, f"a convolution of {width} inputs")
+    v_heads, interval = metadata.integer("ssm.time_step_rank"), metadata.integer("full_attention_interval", 4)
+    size = metadata.integer("ssm.inner_size")
+    metadata.require(size % v_heads == 0, f"{v_heads} value heads of {size} numbers together")
+    chosen = {layer for layer in range(spec.num_layers) if (layer + 1) % interval}
+    return _replace_attention(
+        spec,
+        chosen,
+        k_heads=metadata.integer("ssm.group_count"),
+        v_heads=v_heads,
+        k_dim=metadata.integer("ssm.state_size"),
+        v_dim=size // v_heads,
+    )
+
+
+def _replace_attention(spec: ModelSpec, chosen: set[int], **sizes: int) -> ModelSpec:
+    """Put the gated delta rule of some sizes in the place of attention in chosen layers, and gate the others'."""
     spec = spec.with_attention(lambda attention: replace(attention, output_gate=True))
-    chosen = _find_recurrent_layers(config, spec.num_layers)
+    recurrent = GatedDeltaNet(**sizes)
     return replace(spec, layers=change_some(spec.layers, chosen, lambda layer: replace(layer, mixer=recurrent)))
 
 
@@ -77,6 +101,8 @@ FAMILIES = {
         shifted_norms=True,
         experts=ExpertNames(shared="shared_expert"),
         has_grouped_projections=True,
+        gguf="qwen3next",
+        adapt_gguf=_add_recurrent_layers_of_gguf,
     ),
     "qwen3_5_text": Family(
         title="Qwen 3.5, 3.6, 3.8 (text)",
@@ -85,6 +111,9 @@ FAMILIES = {
         adapt_config=_add_recurrent_layers,
         qk_norm="head",
         shifted_norms=True,
+        gguf="qwen35",
+        adapt_gguf=_add_recurrent_layers_of_gguf,
+        has_tiled_heads=True,
     ),
     "qwen3_5_moe_text": Family(
         title="Qwen 3.5, 3.6 MoE (text)",
@@ -94,5 +123,8 @@ FAMILIES = {
         qk_norm="head",
         shifted_norms=True,
         experts=ExpertNames(fused="rows", shared="shared_expert"),
+        gguf="qwen35moe",
+        adapt_gguf=_add_recurrent_layers_of_gguf,
+        has_tiled_heads=True,
     ),
 }

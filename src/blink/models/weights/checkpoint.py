@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Protocol
 
 import gguf
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from blink.errors import ConfigError
@@ -19,29 +17,22 @@ from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.gguf_weight import GgufWeight
-from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
-from blink.models.weights.gguf_file import GgufFile
-from blink.models.weights.gguf_metadata import find_gguf_arch
-from blink.models.weights.shards import list_shards
+from blink.models.weights.gguf_file import GgufFile, GgufTensor
+from blink.models.weights.gguf_places import GgufPlaces, Place
+from blink.models.weights.stored_tensors import Stored, open_tensors, split_experts
 
 # How the names of a text model begin in files of one that sees pictures too.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.")
+_DRAFT = "mtp."  # how the names of layers begin that predict further tokens
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 
 
 class Checkpoint(Protocol):
     """A source of weights."""
 
     norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that may be there, as it is stored, in place of those that usually are.
-
-        None: there is none, as in GGUF files and of random weights.
-        """
-        ...
+    keeps_groups: bool  # whether projections that a family has grouped by heads come so, and not each by itself
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -81,59 +72,51 @@ class GgufCheckpoint:
     """Weights of a GGUF file, dequantised or as they are stored."""
 
     norm_shift = 0.0  # converters add it
+    keeps_groups = False
 
     def __init__(self, path: Path, spec: ModelSpec, keep: KeepBlocks | None = None) -> None:
         """Open a file; keep: makes weights of matrices that stay quantised where there are kernels; None: none do."""
         self._file = GgufFile(path)
         self._keep = keep
-        self._spec = spec
-        self._is_interleaved = FAMILIES[spec.architecture].is_interleaved
-        self._names = gguf.get_tensor_name_map(find_gguf_arch(self._file), spec.num_layers)
-
-    def shape(self, name: str) -> None:
-        """Find none but the usual tensors."""
+        self._places = GgufPlaces(self._file, spec)
+        self.num_drafts = self._places.count_drafts()
 
     def check(self, name: str, shape: Sequence[int]) -> None:
-        stored, expert = self._find_name(name)
-        if stored not in self._file.tensors:
-            raise ConfigError(f"{self._file.path} has no tensor '{stored}'; download or convert the model again.")
-        found = self._file.tensors[stored].shape
-        if expert is not None:
-            if expert >= found[0]:
-                raise ConfigError(f"{self._file.path}: '{stored}' has {found[0]} experts, so no number {expert}.")
+        place = self._places.find(name)
+        if place.stored not in self._file.tensors:
+            raise ConfigError(f"{self._file.path} has no tensor '{place.stored}'; download or convert the model again.")
+        found = self._file.tensors[place.stored].shape
+        if place.expert is not None:
+            if place.expert >= found[0]:
+                raise ConfigError(
+                    f"{self._file.path}: '{place.stored}' has {found[0]} experts, so no number {place.expert}."
+                )
             found = found[1:]
-        _check_shape(found, shape, f"{self._file.path}: '{stored}'")
+        wanted = shape if place.rows is None else (place.num_rows, *shape[1:])
+        # Converters leave dimensions of 1 out.
+        found, wanted = (tuple(size for size in sizes if size != 1) for sizes in (found, wanted))
+        _check_shape(found, wanted, f"{self._file.path}: '{place.stored}'")
 
     def fill(self, name: str, target: Tensor) -> None:
-        stored, expert = self._find_name(name)
-        values = self._restore_order(stored, torch.from_numpy(self._file.read_tensor(stored, expert)))
+        place = self._places.find(name)
+        values = _reorder(torch.from_numpy(self._file.read_tensor(place.stored, place.expert)), place)
+        if name.endswith(".A_log"):  # files have -exp() of it
+            values = values.neg().log()
         target.copy_(values.view(target.shape))
 
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
-        places = [self._find_name(name) for name in names]
-        tensors = [self._file.tensors[stored] for stored, _ in places]
-        if self._keep is None or not all(tensor.can_stay_quantized for tensor in tensors):
+        places = [self._places.find(name) for name in names]
+        tensors = [self._file.tensors[place.stored] for place in places]
+        if self._keep is None or not all(map(_can_stay, tensors, places)):
             return None
-        if not self._keep.takes_experts and any(expert is not None for _, expert in places):
+        if not self._keep.takes_experts and any(place.expert is not None for place in places):
             return None
         parts: list[GgufRows] = []
-        for (stored, expert), tensor in zip(places, tensors, strict=True):
+        for place, tensor in zip(places, tensors, strict=True):
             # A copy: a file that is mapped may shrink, which would end the process.
-            rows = torch.from_numpy(self._file.read_rows(stored, expert).copy())
-            parts.append(GgufRows(int(tensor.kind), self._restore_order(stored, rows)))
+            rows = torch.from_numpy(self._file.read_rows(place.stored, place.expert).copy())
+            parts.append(GgufRows(int(tensor.kind), _reorder(rows, place)))
         return self._keep.make(parts, tensors[0].shape[-1])
-
-    def _restore_order(self, stored: str, values: Tensor) -> Tensor:
-        """Undo llama.cpp's interleaving of each head's two halves, which its rotary kernel for llama wants."""
-        if not (self._is_interleaved and stored.startswith("blk.") and ".attn_" in stored):
-            return values
-        _, layer, part = stored.split(".")[:3]
-        attention = self._spec.layers[int(layer)].mixer.attention
-        assert attention is not None
-        num_heads = {"attn_q": attention.heads, "attn_k": attention.kv_heads}.get(part)
-        if num_heads is None:
-            return values
-        return values.view(num_heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Return all tensors by their names in the file, one entry of the first dimension after the other."""
@@ -141,40 +124,47 @@ class GgufCheckpoint:
             for entry in range(tensor.shape[0]) if len(tensor.shape) > 2 else (None,):
                 yield name, torch.from_numpy(self._file.read_tensor(name, entry))
 
-    def _find_name(self, name: str) -> tuple[str, int | None]:
-        """Return a tensor's name in the file, and which entry of it is meant where it holds all experts."""
-        expert = None
-        if found := _EXPERT_NAME.fullmatch(name):
-            name, expert = found[1] + found[3], int(found[2])
-        stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert stored is not None, name
-        return stored, expert
+
+def _can_stay(tensor: GgufTensor, place: Place) -> bool:
+    """Tell whether a matrix can stay quantised: no block of it may hold columns of two heads that are to be moved."""
+    if place.heads is None:
+        return tensor.can_stay_quantized
+    size = tensor.shape[-1] // len(place.heads)
+    return tensor.can_stay_quantized and size % gguf.GGML_QUANT_SIZES[tensor.kind][0] == 0
+
+
+def _reorder(values: Tensor, place: Place) -> Tensor:
+    """Return a stored tensor's rows, numbers or bytes, in the order of Hugging Face's files."""
+    if place.rows is not None:
+        values = values[place.rows]
+    if place.heads is not None:
+        values = values.unflatten(1, (len(place.heads), -1))[:, place.heads].flatten(1)
+    return values
 
 
 class SafetensorsCheckpoint:
     """Weights of a Hugging Face directory, in one or several safetensors files."""
 
     norm_shift = 1.0
+    keeps_groups = True
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, spec: ModelSpec | None = None) -> None:
+        """Open a directory's files; spec: of the model, whose experts are to have the usual names; None: as stored."""
         self._directory = directory
-        self._owners: dict[str, safe_open] = {}
-        for path in list_shards(directory):
-            try:
-                # Open for as long as the checkpoint: the file is mapped, not read.
-                shard = safe_open(path, framework="pt")
-            except Exception as error:  # the library's error type is not public
-                raise ConfigError(f"{path} is not a readable safetensors file ({one_line(error)}).") from error
-            self._owners.update(dict.fromkeys(shard.keys(), shard))
-        found = (prefix for prefix in _TEXT_PARTS if f"{prefix}embed_tokens.weight" in self._owners)
+        tensors = open_tensors(directory)
+        drafts = [name for name in tensors if name.startswith(_DRAFT)]
+        for name in drafts:
+            del tensors[name]
+        self.num_drafts = len(drafts)  # tensors of layers that predict further tokens, which nothing reads
+        self._tensors = dict[str, Stored](tensors) if spec is None else split_experts(tensors, spec, self.place)
+        found = (prefix for prefix in _TEXT_PARTS if f"{prefix}embed_tokens.weight" in tensors)
         self._prefix = next(found, "model.")
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         name = self._find_name(name)
-        if name not in self._owners:
+        if name not in self._tensors:
             raise ConfigError(f"{self._directory} has no tensor '{name}'; download the model again.")
-        found = self._owners[name].get_slice(name).get_shape()
-        _check_shape(found, shape, f"{self._directory}: '{name}'")
+        _check_shape(self._tensors[name].shape, shape, f"{self._directory}: '{name}'")
 
     def fill(self, name: str, target: Tensor) -> None:
         target.copy_(self.read(name, _WIDE_TYPES).view(target.shape))
@@ -186,12 +176,12 @@ class SafetensorsCheckpoint:
 
     def has(self, name: str) -> bool:
         """Return whether there is a tensor of that name."""
-        return self._find_name(name) in self._owners
+        return self._find_name(name) in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return a tensor's shape, None if there is none."""
-        name = self._find_name(name)
-        return tuple(self._owners[name].get_slice(name).get_shape()) if name in self._owners else None
+        tensor = self._tensors.get(self._find_name(name))
+        return None if tensor is None else tensor.shape
 
     def read(self, name: str, types: Sequence[torch.dtype], entry: int | None = None) -> Tensor:
         """Return a tensor as it is stored, in one of these types, or one entry of its first dimension.
@@ -201,9 +191,8 @@ class SafetensorsCheckpoint:
         """
         name = self._find_name(name)
         try:
-            file = self._owners[name]
-            values = file.get_tensor(name) if entry is None else file.get_slice(name)[entry]
-        except Exception as error:  # as above
+            values = self._tensors[name].read(entry)
+        except Exception as error:  # the library's error type is not public
             raise ConfigError(f"{self._directory}: '{name}' cannot be read ({one_line(error)}).") from error
         if values.dtype not in types:
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
@@ -214,8 +203,8 @@ class SafetensorsCheckpoint:
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Return all tensors by their names, as they are stored."""
-        for name, file in self._owners.items():
-            yield name, file.get_tensor(name)
+        for name, tensor in self._tensors.items():
+            yield name, tensor.read()
 
     def _find_name(self, name: str) -> str:
         return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name
@@ -225,12 +214,10 @@ class DummyCheckpoint:
     """Random weights, equal for equal seeds and devices."""
 
     norm_shift = 0.0
+    keeps_groups = True
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._generator = torch.Generator(device).manual_seed(seed)
-
-    def shape(self, name: str) -> None:
-        """Find none but the usual tensors."""
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""

@@ -23,6 +23,7 @@ from blink.models.layers import CONV_WIDTH, Activation, Attention, DenseMlp, Gat
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
+from blink.models.weights.head_order import ungroup
 from blink.models.weights.packed_loader import load_packed
 from blink.models.weights.target import WeightTarget
 
@@ -127,7 +128,7 @@ class DecoderLoader:
             {"in_proj_qkv": mixer.channels, "in_proj_z": mixer.out_size},
             {"in_proj_b": heads, "in_proj_a": heads},
         )
-        if self._family.has_grouped_projections:
+        if self._family.has_grouped_projections and self._checkpoint.keeps_groups:
             parts, gates = {"in_proj_qkvz": mixer.in_size}, {"in_proj_ba": 2 * heads}
             repeats = heads // mixer.k_heads
             values = repeats * mixer.v_dim
@@ -190,12 +191,12 @@ class DecoderLoader:
             self._checkpoint.check(name, (rows, columns))
         quantized = self._target.read_quantized(self._checkpoint, *names)
         if quantized is None:
-            order = None if grouped is None else _ungroup(grouped)
+            order = None if grouped is None else torch.cat(ungroup(*grouped))
             quantized = load_packed(self._checkpoint, parts, columns, self._target, order)
         if quantized is not None:
             return quantized
         weight = self._stack("weight", parts, columns)
-        return pack_weight(weight if grouped is None else weight[_ungroup(grouped).to(weight.device)])
+        return pack_weight(weight if grouped is None else weight[torch.cat(ungroup(*grouped)).to(weight.device)])
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
@@ -221,13 +222,6 @@ class DecoderLoader:
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         self._target.fill(self._checkpoint, name, tensor)
-
-
-def _ungroup(order: Grouped) -> Tensor:
-    """Return the rows of all first parts, then of all second ones, and so on."""
-    heads, sizes = order
-    rows = torch.arange(heads * sum(sizes)).view(heads, -1)
-    return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
 
 
 def _pack(weight: Weight) -> Weight:

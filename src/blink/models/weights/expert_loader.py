@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read the experts of one layer: a matrix for each expert, or one tensor of all."""
+"""Read the experts of one layer: matrices of each expert, or of gpt-oss one tensor of all."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
@@ -26,10 +25,8 @@ def load_experts(
     """
     if names.are_joined:
         return _load_joined(checkpoint, mlp, prefix, hidden, target)
-    is_fused = names.fused and checkpoint.shape(f"{prefix}.experts.down_proj") is not None
-    load = _load_fused if is_fused else _load_each
     checkpoint.check(f"{prefix}.gate.weight", (mlp.experts, hidden))
-    gate_up, down = load(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
+    gate_up, down = _load_each(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
     router = target.allocate(mlp.experts, hidden)
     target.fill(checkpoint, f"{prefix}.gate.weight", router)
     return MoeWeights(mlp, pack_weight(router), gate_up, down)
@@ -49,28 +46,6 @@ def _load_each(
         _read_experts(checkpoint, mlp.experts, {gate: size, up: size}, hidden, target),
         _read_experts(checkpoint, mlp.experts, {down: hidden}, size, target),
     )
-
-
-def _load_fused(
-    checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, names: ExpertNames, target: WeightTarget
-) -> tuple[ExpertWeights, ExpertWeights]:
-    """Read gate-up and down matrices, each in one tensor of all experts.
-
-    Matrices may be transposed: as the family's published files have them, unless the shape of the downs tells. That of
-    the gate-up matrices does not where the hidden size is twice an expert's.
-    """
-    shapes = {"gate_up_proj": (mlp.experts, 2 * mlp.size, hidden), "down_proj": (mlp.experts, hidden, mlp.size)}
-    is_transposed = names.fused == "columns"
-    if mlp.size != hidden:
-        is_transposed = checkpoint.shape(f"{prefix}.down_proj") != shapes["down_proj"]
-    for name, (experts, rows, columns) in shapes.items():
-        checkpoint.check(f"{prefix}.{name}", (experts, columns, rows) if is_transposed else (experts, rows, columns))
-    found: list[Tensor] = []
-    for name, shape in shapes.items():
-        weight = target.allocate(*shape)
-        target.fill(checkpoint, f"{prefix}.{name}", weight.transpose(1, 2) if is_transposed else weight)
-        found.append(weight)
-    return found[0], found[1]
 
 
 def _read_experts(

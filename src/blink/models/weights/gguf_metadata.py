@@ -53,13 +53,15 @@ def _make_spec(file: GgufFile, metadata: Fields, architecture: str) -> ModelSpec
         architecture = FAMILIES[architecture].gguf_mixture or architecture
     family = FAMILIES[architecture]
     metadata.require(family.experts is not None or not has_experts, "a mixture of experts")
+    # Layers behind the others predict further tokens.
     num_layers = metadata.integer("block_count")
+    num_layers -= metadata.integer("nextn_predict_layers", 0, low=0, high=num_layers - 1)
     # The names of all layers are made beforehand.
     metadata.require(num_layers <= len(file.tensors), f"a model of {num_layers} layers with fewer tensors")
     attention = _read_attention(file, metadata, family)
     layer = LayerSpec(
         mixer=attention,
-        mlp=_read_mixture(metadata) if has_experts else DenseMlp(size=metadata.integer("feed_forward_length")),
+        mlp=_read_mixture(metadata, family) if has_experts else DenseMlp(size=metadata.integer("feed_forward_length")),
         norms=family.norms,
     )
     theta, max_model_len = family.gguf_local_theta, metadata.integer("context_length")
@@ -90,12 +92,14 @@ def _read_attention(file: GgufFile, metadata: Fields, family: Family) -> Attenti
     )
 
 
-def _read_mixture(metadata: Fields) -> MoeMlp:
+def _read_mixture(metadata: Fields, family: Family) -> MoeMlp:
+    assert family.experts is not None
     size = metadata.integer("feed_forward_length", 0, low=0)
     return MoeMlp(
         experts=metadata.integer("expert_count"),
         size=metadata.integer("expert_feed_forward_length", size or None),
         router=Router(top_k=metadata.integer("expert_used_count"), renormalize=True),
+        shared_size=metadata.integer("expert_shared_feed_forward_length") if family.experts.shared else 0,
     )
 
 

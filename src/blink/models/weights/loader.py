@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
+from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
 from blink.models.weights.checkpoint import (
@@ -29,6 +31,8 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import check_method, find_format, read_spec
+
+logger = logging.getLogger("blink.model")
 
 # Beyond it the rotary table alone takes a GiB, and a description that says more is more likely damaged than right.
 _MAX_CONTEXT = 1 << 21
@@ -140,8 +144,20 @@ def _open_checkpoint(
     elif load_format == "gguf":
         is_asked = config.dtype != "auto" or config.quantization == "fp8"
         checkpoint = GgufCheckpoint(path, spec, None if is_asked else _keep_blocks(device, dtype))
+        _log_drafts(path, checkpoint.num_drafts)
     else:
-        checkpoint = SafetensorsCheckpoint(path)
+        checkpoint = SafetensorsCheckpoint(path, spec)
+        _log_drafts(path, checkpoint.num_drafts)
         if quantization is not None:
             return QuantizedCheckpoint(checkpoint, quantization)
-    return Fp8Checkpoint(checkpoint) if config.quantization == "fp8" else checkpoint
+    if config.quantization != "fp8":
+        return checkpoint
+    names = FAMILIES[spec.architecture].experts
+    if names is not None and names.are_joined:
+        logger.warning("--quantization fp8: the experts of %s stay in %s", spec.architecture, dtype)
+    return Fp8Checkpoint(checkpoint)
+
+
+def _log_drafts(path: Path, count: int) -> None:
+    if count:
+        logger.info("%s: %d tensors of a draft layer (MTP) are not loaded", path, count)

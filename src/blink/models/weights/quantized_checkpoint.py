@@ -36,10 +36,7 @@ class MatrixCheckpoint(ABC):
     """A checkpoint that gives matrices as they are stored, or as they are to be."""
 
     norm_shift: float
-
-    @abstractmethod
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that is stored as it is; None: there is none."""
+    keeps_groups: bool
 
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -72,11 +69,7 @@ class QuantizedCheckpoint(MatrixCheckpoint):
     def __init__(self, files: SafetensorsCheckpoint, quantization: Quantization) -> None:
         self._files = files
         self._quantization = quantization
-        self.norm_shift = files.norm_shift
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that is stored as it is; None: there is none, or it is quantized."""
-        return self._files.shape(name) if self.find_scheme(name) is None else None
+        self.norm_shift, self.keeps_groups = files.norm_shift, files.keeps_groups
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, or what it is made of."""
@@ -127,11 +120,7 @@ class Fp8Checkpoint(MatrixCheckpoint):
 
     def __init__(self, source: Checkpoint) -> None:
         self._source = source
-        self.norm_shift = source.norm_shift
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that is stored as it is; None: there is none."""
-        return self._source.shape(name)
+        self.norm_shift, self.keeps_groups = source.norm_shift, source.keeps_groups
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape."""
@@ -162,11 +151,7 @@ class DummyMatrices(MatrixCheckpoint):
     def __init__(self, source: Checkpoint, quantization: Quantization) -> None:
         self._source = source
         self._quantization = quantization
-        self.norm_shift = source.norm_shift
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor that is stored as it is; None: there is none."""
-        return self._source.shape(name)
+        self.norm_shift, self.keeps_groups = source.norm_shift, source.keeps_groups
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""

@@ -226,7 +226,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) delta_decode(const DeltaDec
   const Item item = {row, int(blockIdx.x), max(slot, 0), position};
   const int column = threadIdx.x % S::lanes * 4, first_row = threadIdx.x / S::lanes;
   launch_dependents();
-  // No kernel of this step has written the slots, the positions, the states or the inputs.
+  // No kernel of this step has written the slots, the positions, the states or the inputs, but for some at its start
+  // (copies from snapshots), for whose end a launch without PDL has waited.
   float* state = args.states + ((long(item.slot) * S::v_heads + item.head) * S::k_dim + first_row) * S::v_dim + column;
   const Held<S> held = load_state<S>(state, slot < 0 || position == 0);
   Loaded<S> in;

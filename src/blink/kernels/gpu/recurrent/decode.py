@@ -52,7 +52,8 @@ def refuses(layer: GatedDeltaNet, dtype: str) -> str | None:
 def decode(x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights) -> Tensor:
     """Compute Advance of kernels/delta_rule.py of rows of one token; of padding rows, anything.
 
-    No kernel of the same step may write the rows, the weights or the slots: they are read before the wait.
+    The rows, the weights and the slots are read before the wait. So between a kernel that writes them in the same step
+    and this one there has to be a launch that is no PDL launch, as behind the copies from snapshots.
     """
     tokens, v_heads = x.b.shape
     return decode_by(choose_config(tokens * v_heads), x, cache, rows, weights)

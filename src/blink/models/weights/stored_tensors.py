@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of safetensors files by name, with those that hold the matrices of all experts taken apart.
+
+So experts have the names of files with a tensor for each of their matrices, whatever the files are like.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from safetensors import safe_open
+from torch import Tensor
+
+from blink.errors import ConfigError
+from blink.fields import one_line
+from blink.formats.schemes import GROUP
+from blink.models.families import FAMILIES
+from blink.models.spec import ModelSpec
+from blink.models.weights.shards import list_shards
+
+_FUSED = re.compile(r"(.+\.experts)\.(gate_up|down)_proj(|_scale|_scale_inv)")
+
+
+class Stored(Protocol):
+    """A tensor, or a part of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    def read(self, entry: int | None = None) -> Tensor:
+        """Return it as it is stored, or one entry of its first dimension."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTensor:
+    """A tensor of a file."""
+
+    file: safe_open
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    def read(self, entry: int | None = None) -> Tensor:
+        """Return it, or one entry of its first dimension."""
+        return self.file.get_tensor(self.name) if entry is None else self.file.get_slice(self.name)[entry]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPart:
+    """Some rows of an expert's matrix [out, in], out of a tensor of all, which may hold transposed ones."""
+
+    whole: WholeTensor
+    expert: int
+    rows: slice
+    columns: int
+    is_transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.rows.stop - self.rows.start, self.columns
+
+    def read(self, entry: int | None = None) -> Tensor:
+        """Return it, or one of its rows."""
+        stored = self.whole.file.get_slice(self.whole.name)
+        if self.is_transposed:
+            values = stored[self.expert, :, self.rows].T.contiguous()
+        else:
+            values = stored[self.expert, self.rows, :]
+        return values if entry is None else values[entry]
+
+
+def open_tensors(directory: Path) -> dict[str, WholeTensor]:
+    """Return the tensors of a directory's files, which stay open as long as these: they are mapped, not read.
+
+    Raises:
+        ConfigError: a file is not readable.
+    """
+    tensors: dict[str, WholeTensor] = {}
+    for path in list_shards(directory):
+        try:
+            shard = safe_open(path, framework="pt")
+        except Exception as error:  # the library's error type is not public
+            raise ConfigError(f"{path} is not a readable safetensors file ({one_line(error)}).") from error
+        tensors |= {name: WholeTensor(shard, name) for name in shard.keys()}  # noqa: SIM118 - it is no mapping
+    return tensors
+
+
+def split_experts(tensors: Mapping[str, WholeTensor], spec: ModelSpec, place: str) -> dict[str, Stored]:
+    """Return tensors with a name for each matrix of each expert, where a model's family may keep them together.
+
+    Raises:
+        ConfigError: scales of gate and up matrices cannot be told apart.
+    """
+    names = FAMILIES[spec.architecture].experts
+    found: dict[str, Stored] = dict(tensors)
+    if names is None or not names.fused or spec.mixture is None:
+        return found
+    for name, whole in tensors.items():
+        match = _FUSED.fullmatch(name)
+        if match is None or len(whole.shape) != 3:
+            continue
+        is_transposed = names.fused == "columns"
+        if spec.mixture.size != spec.hidden_size:
+            is_transposed = _is_transposed(tensors, match[1], spec)
+        del found[name]
+        ending = f".weight{match[3]}"
+        for projection, rows in _name_rows(match, whole, spec.mixture.size, is_transposed, place):
+            for expert in range(whole.shape[0]):
+                part = ExpertPart(whole, expert, rows, whole.shape[1 if is_transposed else 2], is_transposed)
+                found[f"{match[1]}.{expert}.{projection}{ending}"] = part
+    return found
+
+
+def _is_transposed(tensors: Mapping[str, WholeTensor], prefix: str, spec: ModelSpec) -> bool:
+    """Tell by the shape of the downs: that of gate-up matrices does not where the hidden size is twice the other."""
+    assert spec.mixture is not None
+    down = tensors.get(f"{prefix}.down_proj")
+    return down is not None and down.shape[1:] == (spec.mixture.size, spec.hidden_size)
+
+
+def _name_rows(
+    match: re.Match[str], whole: WholeTensor, size: int, is_transposed: bool, place: str
+) -> Iterator[tuple[str, slice]]:
+    """Yield the projections that a tensor of all experts holds, and which rows of an expert's matrix are each one's."""
+    rows = whole.shape[2 if is_transposed else 1]
+    if match[2] == "down":
+        yield "down_proj", slice(0, rows)
+        return
+    half = rows // 2
+    if match[3] and rows == 1:  # one scale for both
+        yield from (("gate_proj", slice(0, 1)), ("up_proj", slice(0, 1)))
+        return
+    if match[3] and rows != 2 * size and size % GROUP:
+        raise ConfigError(f"{place}: '{whole.name}' has blocks that gate and up matrices share; use another model.")
+    yield from (("gate_proj", slice(0, half)), ("up_proj", slice(half, 2 * half)))
