@@ -44,7 +44,7 @@ def find_numbers(finding: Finding, pattern: str) -> list[float]:
 @pytest.mark.parametrize("name", SMALL_CONFIGS)
 def test_a_small_model_of_each_family_fits_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
     """One that is in the registry has the weights that transformers counts; any other is named."""
-    values = SMALL_CONFIGS[name]
+    values: dict[str, Any] = {"tie_word_embeddings": False, **SMALL_CONFIGS[name]}
     found = examine(write(AutoConfig.for_model(**values).to_dict(), tmp_path), gpu="h100", max_num_seqs=8)
     if find_architecture(values["model_type"]) not in FAMILIES:
         assert set(found) == {"model"}
@@ -56,15 +56,16 @@ def test_a_small_model_of_each_family_fits_or_is_refused_by_name(name: str, tmp_
         assert read_spec(tmp_path).num_parameters == count_parameters(make_model(values))
 
 
-# What a sequence keeps, as computed by hand from the models' shapes: KiB a token in 16 bits, and MB of states.
+# What a sequence keeps, as computed by hand from the models' shapes: KiB a token in 16 bits, and MB of states with the
+# last four inputs of the convolutions.
 KEPT = {
     "Qwen3-VL-2B": (112, 0.0),
     "Qwen3-VL-30B-A3B": (96, 0.0),
-    "Qwen3-Next-80B-A3B": (24, 75.5 + 1.8),
-    "Qwen3.5-4B": (32, 50.3 + 1.2),
-    "Qwen3.5-9B": (32, 50.3 + 1.2),
-    "Qwen3.6-27B": (64, 151.0 + 3.0),
-    "Qwen3.6-35B-A3B": (20, 62.9 + 1.5),
+    "Qwen3-Next-80B-A3B": (24, 75.5 + 2.36),
+    "Qwen3.5-4B": (32, 50.3 + 1.57),
+    "Qwen3.5-9B": (32, 50.3 + 1.57),
+    "Qwen3.6-27B": (64, 151.0 + 3.93),
+    "Qwen3.6-35B-A3B": (20, 62.9 + 1.97),
 }
 
 
@@ -80,7 +81,7 @@ def test_what_a_sequence_keeps_is_said_for_the_longest_context(name: str, tmp_pa
     assert kept == pytest.approx(length * token / KIB**2, abs=0.005)
     if states:
         [said] = find_numbers(found["sequence"], r"and ([\d.]+) MiB of states")
-        assert said * 2**20 == pytest.approx(states * MB, rel=5e-3)
+        assert said * 2**20 == pytest.approx(states * MB, rel=2e-3)
     else:
         assert "states" not in found["sequence"].text and "states" not in found
 
