@@ -3,15 +3,21 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
+from blink.config import ModelConfig
 from blink.kernels.cpu import delta_rule
 from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
 from blink.kernels.layer_cache import StateCache
+from blink.models.weights.loader import load_model
+from model_families import FAMILIES, SMALL
 
 qwen3_next = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
 
@@ -78,6 +84,16 @@ def test_a_prompt_equals_transformers(tokens: int, heads: tuple[int, int, int, i
 
 
 @torch.no_grad()
+def test_short_queries_and_keys_equal_transformers() -> None:
+    """So short that what is added to their squared length decides."""
+    layer = make_layer(2, 4, 16, 16)
+    layer.conv1d.weight.mul_(1e-4)
+    hidden = torch.randn(1, 40, 48)
+    out = delta_rule.advance(project(layer, hidden), make_cache(layer), make_rows(0, 40), take_weights(layer))
+    torch.testing.assert_close(layer.out_proj(out), layer(hidden)[0], atol=OF_OUTPUTS, rtol=OF_OUTPUTS)
+
+
+@torch.no_grad()
 def test_a_prompt_and_tokens_after_it_equal_transformers_cached() -> None:
     layer = make_layer(2, 4, 16, 16)
     cache = qwen3_next.DynamicCache(
@@ -129,6 +145,26 @@ def test_a_prompt_cut_anywhere_leaves_the_same_state(chunked: bool) -> None:
         torch.testing.assert_close(torch.cat(found), expected, atol=TOLERANCE, rtol=TOLERANCE)
         torch.testing.assert_close(cache.states[1], whole.states[1], atol=TOLERANCE, rtol=TOLERANCE)
         assert torch.equal(cache.inputs[1], whole.inputs[1])
+
+
+def test_rows_of_padding_leave_all_slots_alone() -> None:
+    torch.manual_seed(4)
+    weights, x, cache, alone = random_weights(), random_projections(8), random_cache(), random_cache()
+    rows = Rows(torch.tensor([-1, 0, -1]), torch.tensor([0, 0, 5]), torch.tensor([0, 3, 7, 8]))
+    out = delta_rule.advance(x, cache, rows, weights)
+    first = Rows(torch.tensor([0]), torch.tensor([0]), torch.tensor([0, 4]))
+    assert torch.equal(out[3:7], delta_rule.advance(x.take(slice(3, 7)), alone, first, weights))
+    assert not out[:3].any() and not out[7:].any()
+    assert cache.states[1].isnan().all() and cache.inputs[1].isnan().all()
+
+
+def test_a_state_has_32_bits_whatever_the_weights_have(tmp_path: Path) -> None:
+    config = AutoConfig.for_model(**{**SMALL, **FAMILIES["qwen3_5"]}).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = load_model(ModelConfig(model=str(tmp_path), load_format="dummy"), torch.device("cpu"), torch.bfloat16)
+    cache = model.allocate_kv_cache(2, 16)
+    assert {states.states.dtype for states in cache.recurrent.values()} == {torch.float32}
+    assert {states.inputs.dtype for states in cache.recurrent.values()} == {torch.bfloat16}
 
 
 def random_weights() -> Any:

@@ -18,6 +18,7 @@ from blink.kernels.gpu import device
 from blink.kernels.gpu.gemm import decode_hi_lo, decode_hi_lo_int4, decode_int4, tile_configs
 from blink.kernels.gpu.gemm.pipeline_config import Shape
 from blink.kernels.gpu.gemm.tile_configs import Output
+from blink.plan.gpus import KNOWN_GPUS
 
 _MAX_SHARED_BYTES = 227 << 10
 
@@ -90,7 +91,7 @@ def packed_mask(kept: torch.Tensor) -> torch.Tensor:
 def test_every_product_of_packed_weights_has_a_split_that_fits(
     kernels: ModuleType, format: FormatId, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device, "_supposed", device.KNOWN["h100"])
+    monkeypatch.setattr(device, "_supposed", KNOWN_GPUS["h100"])
     monkeypatch.setattr(kernels, "read_table", dict)
     for n, k in itertools.product((16, 256, 6144, 51200), (256, 4096, 5120, 14336, 25600)):
         sizes = [tokens for tokens in (8, 16, 32, 64, 80, 96, 112, 128) if tokens <= kernels.MAX_ROWS]

@@ -19,12 +19,13 @@ from blink.cli.flags import build_config
 from blink.cli.plan import PlanConfig, print_plan
 from blink.cli.torch_probe import probe_torch
 from blink.config import FrontendConfig
-from blink.errors import BlinkError
+from blink.errors import BlinkError, ConfigError
 from blink.host.address import Address
 from blink.host.extras import how_to_install
 from blink.host.isolation import format_cpus
 from blink.host.process import read_available_memory
 from blink.models.weights.files import default_model_path
+from blink.plan.gpus import find_gpu
 
 _GIB: Final = 2**30
 _SHARED_MEMORY: Final = Path("/dev/shm")
@@ -47,18 +48,28 @@ _REALTIME_SHARE: Final = Path("/proc/sys/kernel/sched_rt_runtime_us")
 
 
 def run(namespace: Namespace) -> int:
-    """Print all findings, of a model too if one is given, or its plan; return 0 when this machine can serve."""
+    """Print all findings, of a model too if one is given, or its plan; return 0 when this machine can serve.
+
+    A GPU that is named takes the place of this machine.
+
+    Raises:
+        ConfigError: no GPU of that name is known, or it is not said which model is to fit it.
+    """
     plan = build_config(PlanConfig, namespace)
     if plan.plan:
         print_plan(namespace.model, plan)
         return 0
-    findings = [*examine(namespace.port), *(examine_given_model(namespace.model) if namespace.model else ())]
+    if plan.gpu and not namespace.model:
+        raise ConfigError("--gpu needs MODEL: it says whether a model fits a GPU that need not be here")
+    here = () if plan.gpu else examine(namespace.port)
+    findings = [*here, *(examine_given_model(namespace.model, plan) if namespace.model else ())]
     for finding in findings:
         print(f"{finding.level:4}  {finding.subject}: {finding.text}")
         if finding.advice:
             print(f"      -> {finding.advice}")
     can_serve = all(finding.level != "fail" for finding in findings)
-    print("This machine can serve." if can_serve else "This machine cannot serve yet: see the lines marked fail.")
+    machine = f"A machine with {find_gpu(plan.gpu).name}" if plan.gpu else "This machine"
+    print(f"{machine} can serve." if can_serve else f"{machine} cannot serve yet: see the lines marked fail.")
     return 0 if can_serve else 1
 
 
@@ -78,14 +89,14 @@ def examine(port: int) -> Iterator[Finding]:
         yield from look()
 
 
-def examine_given_model(model: str) -> Iterator[Finding]:
-    """Hold a model against this machine, as far as what reads it is installed."""
+def examine_given_model(model: str, options: PlanConfig) -> Iterator[Finding]:
+    """Hold a model against this machine or a named GPU, as far as what reads it is installed."""
     try:
         model_fit = import_module("blink.cli.model_fit")
     except ModuleNotFoundError as error:
         yield Finding("fail", "model", f"needs {error.name}, which is not installed", how_to_install("engine"))
     else:
-        yield from model_fit.examine_given_model(model)
+        yield from model_fit.examine_given_model(model, options)
 
 
 def examine_python() -> Iterator[Finding]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`blink doctor MODEL`: whether a model fits this machine, and how fast it can be. Loads no weights, no torch."""
+"""`blink doctor MODEL`: whether a model fits a machine, and how fast it can be. Loads no weights, no torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ import numpy as np
 from safetensors import safe_open
 
 from blink.cli.finding import Finding
+from blink.cli.plan import PlanConfig
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
 from blink.engine.geometry import count_slots, spare_snapshots
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
+from blink.formats.schemes import FP8_ROWS
 from blink.host.process import read_available_memory
 from blink.hub.localize import find_cached
 from blink.models.families import FAMILIES
@@ -29,10 +31,13 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_file import KEEPING_GPU, GgufFile
 from blink.models.weights.shards import list_shards
-from blink.models.weights.source import read_spec
+from blink.models.weights.source import check_method, read_spec
+from blink.plan.gpus import find_gpu
 
 _GIB: Final = 2**30
 _MIB: Final = 2**20
+_KIB: Final = 2**10
+_NO_OPTIONS: Final = PlanConfig()
 _GRAPH_BYTES: Final = _GIB  # what a GPU engine keeps for its graphs
 _PROBE_BYTES: Final = 128 << 20
 _PROBE_RUNS: Final = 3
@@ -46,29 +51,60 @@ class WeightBytes:
     read: int
 
 
-def examine_given_model(model: str) -> Iterator[Finding]:
-    """Look at a model's files, and hold them against memory and bandwidth of this machine."""
+def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterator[Finding]:
+    """Look at a model's files, and hold them against memory and bandwidth of this machine or of a named GPU.
+
+    Raises:
+        ConfigError: no GPU of that name is known.
+    """
+    gpu = _choose_gpu(options.gpu)
     try:
         path = resolve_model(find_cached(model))
-        spec = read_spec(path)
+        check_method(path, options.quantization)
+        spec = _quantize(read_spec(path), options.quantization)
         stored = _read_precision(path)
     except BlinkError as error:
         yield Finding("fail", "model", error.message)
         return
     yield Finding("ok", "model", f"{FAMILIES[spec.architecture].title}: {_describe(spec)}")
-    gpus = probe_torch().gpus
-    name, size = ("bfloat16", 2) if gpus else ("float32", 4)
-    weights = _count_weights(spec, size, stays_quantized=bool(gpus))
+    name, size = ("bfloat16", 2) if gpu else ("float32", 4)
+    weights = _count_weights(spec, size, stays_quantized=gpu is not None)
     text = f"stored as {stored}, computed in {name} unless --dtype says otherwise"
-    if path.is_file() and _keeps_blocks(gpus):
+    if path.is_file() and _keeps_blocks(gpu):
         weights = _count_gguf(path, spec, size)
         text += "; without it quantised matrices stay as they are stored"
     yield Finding("ok", "precision", text)
+    yield Finding("ok", "sequence", _describe_sequence(spec, size))
     share = EngineConfig().gpu_memory_utilization
-    room = int(gpus[0].memory * share) - _GRAPH_BYTES if gpus else read_available_memory()
-    yield from _examine_room(spec, room, weights, size)
-    where, bandwidth = (gpus[0].name, gpus[0].bandwidth) if gpus else ("these cores", _measure_bandwidth())
+    room = int(gpu.memory * share) - _GRAPH_BYTES if gpu else read_available_memory()
+    yield from _examine_room(spec, room, weights, size, options.max_num_seqs)
+    where, bandwidth = (gpu.name, gpu.bandwidth) if gpu else ("these cores", _measure_bandwidth())
     yield from _examine_speed(weights, where, bandwidth)
+
+
+def _choose_gpu(name: str) -> Gpu | None:
+    """Return the GPU of a name, or else this machine's first; None: there is none."""
+    if not name:
+        return next(iter(probe_torch().gpus), None)
+    known = find_gpu(name)
+    return Gpu(known.name, known.memory, known.bandwidth, *known.capability)
+
+
+def _quantize(spec: ModelSpec, quantization: str) -> ModelSpec:
+    """Return a model with what --quantization makes of its matrices."""
+    if quantization != "fp8" or spec.quantization is not None:
+        return spec
+    return replace(spec, quantization=replace(FP8_ROWS, output=FP8_ROWS))
+
+
+def _describe_sequence(spec: ModelSpec, size: int) -> str:
+    """Say what the layers keep of one sequence of the longest context; size: bytes of a number."""
+    layout, length = spec.cache_layout, spec.max_model_len
+    token = layout.bytes_per_block(1, size)
+    text = f"one of {length} tokens keeps {length * token / _GIB:.2f} GiB of keys and values"
+    text += f", {token / _KIB:g} KiB a token"
+    states = layout.bytes_per_sequence(size)
+    return f"{text}, and {states / _MIB:.1f} MiB of states" if states else text
 
 
 def _describe(spec: ModelSpec) -> str:
@@ -110,9 +146,9 @@ def _count_shard(shard: Path) -> Counter[str]:
     return kinds
 
 
-def _keeps_blocks(gpus: tuple[Gpu, ...]) -> bool:
+def _keeps_blocks(gpu: Gpu | None) -> bool:
     """Tell whether an engine keeps a GGUF file's matrices quantised."""
-    return not gpus or (gpus[0].major, gpus[0].minor) >= KEEPING_GPU
+    return gpu is None or (gpu.major, gpu.minor) >= KEEPING_GPU
 
 
 def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:
@@ -134,16 +170,18 @@ def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:
     return WeightBytes(total, int(read))
 
 
-def _examine_room(spec: ModelSpec, room: int, weights: WeightBytes, size: int) -> Iterator[Finding]:
+def _examine_room(
+    spec: ModelSpec, room: int, weights: WeightBytes, size: int, max_num_seqs: int = _NO_OPTIONS.max_num_seqs
+) -> Iterator[Finding]:
     text = f"{weights.total / _GIB:.2f} GiB of {room / _GIB:.2f} GiB that are free"
     if weights.total > room:
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
     if states := spec.cache_layout.bytes_per_sequence(size):
-        slots = count_slots(EngineConfig().max_num_seqs)
+        slots = count_slots(max_num_seqs)
         text = f"recurrent layers keep {states / _MIB:.1f} MiB of each sequence, whatever its length"
-        text += f"; {slots * states / _GIB:.2f} GiB with --max-num-seqs {EngineConfig().max_num_seqs}"
+        text += f"; {slots * states / _GIB:.2f} GiB with --max-num-seqs {max_num_seqs}"
         if weights.total + slots * states > room:
             fitting = max((room - weights.total) // (2 * states), 0)
             yield Finding("warn", "states", text, f"--max-num-seqs {max(fitting // 2, 1)} or less")

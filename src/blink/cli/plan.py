@@ -25,7 +25,7 @@ def _same(owner: type, name: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanConfig:
-    """Which kernels a model's steps take."""
+    """What to say of a model, on which GPU and with which options."""
 
     plan: bool = option(False, "print the kernel of each layer in each size of step, and why others do not run")
     gpu: str = option("", "GPU that need not be here: h100, h200, a100 or l40s; empty: this machine's", metavar="NAME")

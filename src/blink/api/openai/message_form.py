@@ -37,6 +37,8 @@ def message_form(
         _check_choice(assets, may_choose)
     if reasoning is not None and is_answer:
         reasoning = replace(reasoning, begins_inside=False)
+    if reasoning is not None and (use is None or use.choice != "auto"):
+        reasoning = replace(reasoning, ends=())  # the constraint of a forced call begins behind the closing tag
     return MessageForm(
         reasoning=reasoning,
         is_reasoning_open=is_reasoning_open,

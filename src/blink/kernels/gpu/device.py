@@ -4,52 +4,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import torch
 
-from blink.errors import ConfigError
-
-HOPPER = (9, 0)
+from blink.plan.gpus import HOPPER, KnownGpu, find_gpu
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU that plans can be made for."""
-
-    name: str  # as torch has it
-    capability: tuple[int, int]
-    processors: int
-    shared_bytes: int  # of each processor
-    cuda: tuple[int, int] = (13, 0)  # the CUDA of torch
-
-
-KNOWN: Mapping[str, Gpu] = {
-    "h100": Gpu("NVIDIA H100 80GB HBM3", HOPPER, 132, 228 << 10),
-    "h200": Gpu("NVIDIA H200", HOPPER, 132, 228 << 10),
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 164 << 10),
-    "l40s": Gpu("NVIDIA L40S", (8, 9), 142, 100 << 10),
-}
-_supposed: Gpu | None = None
+_supposed: KnownGpu | None = None
 
 
 @contextmanager
-def supposing(name: str) -> Iterator[Gpu]:
+def supposing(name: str) -> Iterator[KnownGpu]:
     """Within it, a known GPU takes the place of the current one in all questions, but computes nothing.
 
     Raises:
         ConfigError: there is none of that name.
     """
     global _supposed
-    if name not in KNOWN:
-        raise ConfigError(f"--gpu {name} is not known; use {', '.join(KNOWN)}.")
-    before, _supposed = _supposed, KNOWN[name]
+    before, _supposed = _supposed, find_gpu(name)
     try:
         yield _supposed
     finally:

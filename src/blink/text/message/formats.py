@@ -18,7 +18,8 @@ REASONING_FORMATS = {
     "openai_gptoss": HARMONY_REASONING,
     "deepseek_r1": ReasoningFormat("<think>", "</think>", begins_inside=True),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
-    "qwen3": ReasoningFormat("<think>", "</think>"),
+    # Qwen 3.5 may call without closing its reasoning; the JSON form of calls stays reasoning there.
+    "qwen3": ReasoningFormat("<think>", "</think>", ends=("<tool_call>\n<function=",)),
     "kimi_k2": ReasoningFormat("<think>", "</think>", ends=("<|tool_calls_section_begin|>",)),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>"),
