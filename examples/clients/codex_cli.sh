@@ -22,5 +22,5 @@ wire_api = "responses"
 END
 cd "$(mktemp -d)"
 codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox \
-  'Write sum.py, which prints the sum of 1 to 10. Run it and tell me what it prints.' < /dev/null
-echo "sum.py: $(python3 sum.py)"
+  'Write squares.py, which prints the squares of 1 to 3. Run it and tell me what it prints.' < /dev/null
+echo "squares.py: $(python3 squares.py)"

@@ -67,7 +67,7 @@ def write_pins(program: Program) -> None:
     pins = pins_of(program)
     if program.is_node:
         pins.parent.mkdir(exist_ok=True)
-        manifest = {"private": True, "dependencies": dict.fromkeys(program.packages, "*")}
+        manifest = {"private": True, "dependencies": dict.fromkeys(program.packages, "latest")}
         (pins.parent / "package.json").write_text(json.dumps(manifest, indent=2) + "\n")
         pins.unlink(missing_ok=True)
         _run(["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved"], pins.parent)

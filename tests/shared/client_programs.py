@@ -144,20 +144,27 @@ _OPENAI_AGENTS = Program(
         Rule(("Ask the reporter",), call("transfer_to_reporter")),
     ),
 )
-_TASK = "prints the sum of 1 to 10"
-_SUM = "print(sum(range(1, 11)))\n"
+_SUM = "sum of 1 to 10"
 _CLAUDE_CODE = Program(
     "claude_code.sh",
     ("@anthropic-ai/claude-code",),
     ("It prints 55.", "sum.py: 55"),
     (
-        Rule((_TASK, "Claude", "55"), "It prints 55."),
+        Rule((_SUM, '"name": "Bash"', "55"), "It prints 55."),
+        Rule((_SUM, '"name": "Write"'), call("Bash", command="python3 sum.py", description="Run the program")),
+        Rule((_SUM,), call("Write", file_path="sum.py", content="print(sum(range(1, 11)))\n")),
     ),
 )
+_SQUARES = "squares of 1 to 3"
 _CODEX = Program(
     "codex_cli.sh",
     ("@openai/codex",),
-    ("It prints 55.", "sum.py: 55"),
+    ("It prints 1 4 9.", "squares.py: 1 4 9"),
+    (
+        Rule((_SQUARES, "1 4 9"), "It prints 1 4 9."),
+        Rule((_SQUARES, "in range"), call("exec_command", cmd="python3 squares.py")),
+        Rule((_SQUARES,), call("exec_command", cmd="echo 'print(*[n * n for n in range(1, 4)])' > squares.py")),
+    ),
 )
 _VERCEL = Program(
     "vercel_ai.mjs",
