@@ -7,10 +7,10 @@
 # bash examples/clients/aider_edit.sh
 set -euo pipefail
 url=${OPENAI_BASE_URL:-http://127.0.0.1:8000/v1}
-model=$(python -c "import httpx; print(httpx.get('$url/models').json()['data'][0]['id'])")
+model=$(python3 -c "import json, urllib.request as u; print(json.load(u.urlopen('$url/models'))['data'][0]['id'])")
 cd "$(mktemp -d)"
 echo 'print("Hello")' > greeting.py
 aider --model "openai/$model" --openai-api-base "$url" --openai-api-key "${OPENAI_API_KEY:-none}" \
   --no-git --yes-always --no-check-update --no-show-model-warnings --no-analytics --no-pretty --edit-format diff \
   --message 'Let greeting.py say Goodbye.' greeting.py
-echo "greeting.py: $(python greeting.py)"
+echo "greeting.py: $(python3 greeting.py)"

@@ -35,7 +35,6 @@ for provider in PROVIDERS:
     print(f"{provider}: {answer.choices[0].message.content} [{answer.choices[0].finish_reason}]")
     chunks = list(ask(provider, "What is the capital of France?", stream=True))
     print(f"{provider} streamed: {litellm.stream_chunk_builder(chunks).choices[0].message.content}")
-
 for provider in ("openai", "hosted_vllm", "anthropic", "ollama_chat"):
     talk: list[Any] = [{"role": "user", "content": "How is the weather in Rome?"}]
     for streams in (False, True):

@@ -7,7 +7,7 @@
 # bash examples/clients/llm_cli.sh
 set -euo pipefail
 url=${OPENAI_BASE_URL:-http://127.0.0.1:8000/v1}
-model=$(python -c "import httpx; print(httpx.get('$url/models').json()['data'][0]['id'])")
+model=$(python3 -c "import json, urllib.request as u; print(json.load(u.urlopen('$url/models'))['data'][0]['id'])")
 export OPENAI_API_KEY=${OPENAI_API_KEY:-none}
 LLM_USER_PATH=$(mktemp -d)
 export LLM_USER_PATH

@@ -35,4 +35,4 @@ agent = ToolCallingAgent(tools=[forecast], model=model, max_steps=4, verbosity_l
 print("tool:", agent.run("How is the weather in Oslo?"))
 print("code:", CodeAgent(tools=[], model=model, max_steps=3, verbosity_level=0).run("What is 6 times 7?"))
 streaming = CodeAgent(tools=[], model=model, max_steps=3, verbosity_level=0, stream_outputs=True)
-print("streamed code:", streaming.run("What is 6 times 7?"))
+print("\nstreamed code:", streaming.run("What is 6 times 7?"))

@@ -43,7 +43,8 @@ for (const [provider, model] of Object.entries(models)) {
   console.log(`${provider} streamed in ${(await stream.steps).length} steps: ${await stream.text}`);
 
   const schema = z.object({ name: z.string(), age: z.number().int() });
-  const { object } = await generateObject({ ...options, schema, prompt: "Describe Anna." });
+  const native = { providerOptions: { anthropic: { structuredOutputMode: "outputFormat" } } };
+  const { object } = await generateObject({ ...options, ...native, schema, prompt: "Describe Anna." });
   console.log(`${provider} object: ${object.name}, ${object.age}`);
 
   const failed = await generateText({ ...options, prompt, maxOutputTokens: 1e6 }).catch((error) => error);

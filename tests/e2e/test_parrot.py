@@ -50,7 +50,9 @@ def test_it_says_the_same_by_messages_and_responses(parrot: Frontend) -> None:
     message = parrot.post("/v1/messages", model="parrot", max_tokens=200, messages=ASKED, tools=[tool]).json()
     assert (message["stop_reason"], message["content"][0]["input"]) == ("tool_use", {"city": "Rome"})
     response = parrot.client.responses.create(model="parrot", input=ASKED, tools=[{"type": "function", **FUNCTION}])
-    assert [json.loads(item.arguments) for item in response.output if item.type == "function_call"] == [{"city": "Rome"}]
+    assert [json.loads(item.arguments) for item in response.output if item.type == "function_call"] == [
+        {"city": "Rome"}
+    ]
 
 
 def test_it_has_one_more_thing_to_say(parrot: Frontend) -> None:

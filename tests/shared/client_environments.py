@@ -23,7 +23,14 @@ PINS = ROOT / "tests" / "e2e" / "clients"
 _CACHE = Path(os.environ.get("BLINK_TEST_CLIENTS") or ROOT / "build" / "clients")
 _UV = Path(sys.executable).with_name("uv")
 _PYTHON = "3.11"  # the oldest that all of them run on
-_NO_NETWORK = ("dns error", "tcp connect error", "operation timed out", "ENOTFOUND", "EAI_AGAIN", "ETIMEDOUT")  # uv, npm
+_NO_NETWORK = (
+    "dns error",
+    "tcp connect error",
+    "operation timed out",
+    "ENOTFOUND",
+    "EAI_AGAIN",
+    "ETIMEDOUT",
+)  # uv, npm
 
 
 class UnavailableError(Exception):
@@ -76,7 +83,7 @@ def write_pins(program: Program) -> None:
     command = [str(_UV), "pip", "compile", "--quiet", "--universal", f"--python-version={_PYTHON}", "--no-annotate"]
     command += ["--no-header", "--no-emit-index-url", "--no-emit-find-links", "--strip-extras", "-"]
     found = subprocess.run(command, input=wanted, capture_output=True, text=True, check=True).stdout
-    pins.write_text(found)
+    pins.write_text("".join(line for line in found.splitlines(True) if not line.startswith(program.without)))
 
 
 def _install_python(pins: Path, folder: Path) -> None:

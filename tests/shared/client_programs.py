@@ -35,6 +35,7 @@ class Program:
     packages: tuple[str, ...]
     prints: tuple[str, ...]  # lines
     rules: tuple[Rule, ...] = ()
+    without: tuple[str, ...] = ()  # beginnings of packages that it names and does not need, of some GB
 
     @property
     def name(self) -> str:
@@ -101,16 +102,26 @@ _DSPY = Program(
         Rule(("I would buy it again",), _dspy(sentiment="good", stars="5")),
         Rule(("It broke on the first day",), json.dumps({"sentiment": "bad", "stars": 1})),
         Rule(("6 times 7", "[[ ## question ## ]]"), _dspy(reasoning="Six sevens are 42.", answer="42")),
-        Rule(("weather in Rome", "27 degrees", "next_thought"), _dspy(next_thought="I know.", next_tool_name="finish", next_tool_args="{}")),
+        Rule(
+            ("weather in Rome", "27 degrees", "next_thought"),
+            _dspy(next_thought="I know.", next_tool_name="finish", next_tool_args="{}"),
+        ),
         Rule(("weather in Rome", "27 degrees", "[[ ## reasoning"), _dspy(reasoning="It was told.", answer=_ROME)),
-        Rule(("weather in Rome", "next_thought"), _dspy(next_thought="I ask.", next_tool_name="forecast", next_tool_args='{"city": "Rome"}')),
+        Rule(
+            ("weather in Rome", "next_thought"),
+            _dspy(next_thought="I ask.", next_tool_name="forecast", next_tool_args='{"city": "Rome"}'),
+        ),
     ),
 )
 _OUTLINES = Program(
     "outlines_client.py",
     ("outlines", "openai"),
     (
-        *(f"{kind} {rest}" for kind in ("openai", "vllm") for rest in (_PARIS, f"streamed {_PARIS}", "name='Anna' age=31")),
+        *(
+            f"{kind} {rest}"
+            for kind in ("openai", "vllm")
+            for rest in (_PARIS, f"streamed {_PARIS}", "name='Anna' age=31")
+        ),
         "good",
         "2026-04",
         "40 + 2",
@@ -182,8 +193,15 @@ _VERCEL = Program(
         )
     ),
 )
-_LLM = Program("llm_cli.sh", ("llm",), (_PARIS, f"whole: {_PARIS}", _ANNA, _ROME, "Three million."), (Rule(("how many inhabitants",), "Three million."),))
-_GUIDELLM = Program("guidellm_benchmark.sh", ("guidellm",), ("requests: 5",))
+_LLM = Program(
+    "llm_cli.sh",
+    ("llm",),
+    (_PARIS, f"whole: {_PARIS}", _ANNA, _ROME, "Three million."),
+    (Rule(("how many inhabitants",), "Three million."),),
+)
+_GUIDELLM = Program(
+    "guidellm_benchmark.sh", ("guidellm",), ("requests: {'successful': 5, 'errored': 0, 'incomplete': 0, 'total': 5}",)
+)
 _AIDER = Program(
     "aider_edit.sh",
     ("aider-chat",),
@@ -191,9 +209,15 @@ _AIDER = Program(
     (
         Rule(
             ("Let greeting.py say Goodbye",),
-            "greeting.py\n```python\n<<<<<<< SEARCH\nprint(\"Hello\")\n=======\nprint(\"Goodbye\")\n>>>>>>> REPLACE\n```\n",
+            'greeting.py\n```python\n<<<<<<< SEARCH\nprint("Hello")\n=======\nprint("Goodbye")\n>>>>>>> REPLACE\n```\n',
         ),
     ),
+)
+_OPEN_WEBUI = Program(
+    "open_webui_headless.py",
+    ("open-webui",),
+    (_PARIS, f"streamed: {_PARIS}"),
+    without=("cuda-", "nvidia-", "torch=", "triton="),
 )
 
 PROGRAMS = (
@@ -211,6 +235,7 @@ PROGRAMS = (
     _CLAUDE_CODE,
     _CODEX,
     _VERCEL,
+    _OPEN_WEBUI,
 )
 # Each program asks other things, or the same as all: one model answers them.
 RULES = (*(rule for program in PROGRAMS for rule in program.rules), *_COMMON)

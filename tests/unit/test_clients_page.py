@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -46,7 +45,7 @@ def test_every_program_is_in_the_table_and_on_the_page() -> None:
 @each_program
 def test_a_program_is_short_and_says_how_it_is_run(program: Program) -> None:
     text = (FOLDER / program.file).read_text()
-    opening = text.partition('import')[0] if program.file.endswith((".py", ".mjs")) else text
+    opening = text.partition("import")[0] if program.file.endswith((".py", ".mjs")) else text
     assert "SPDX-License-Identifier: Apache-2.0\n" in text[:80]
     assert len(text.splitlines()) < MAX_LINES
     assert f"examples/clients/{program.file}" in opening and "blink serve" in opening
