@@ -49,7 +49,8 @@ def test_it_says_the_same_by_messages_and_responses(parrot: Frontend) -> None:
     tool = {"name": "forecast", "input_schema": CITY}
     message = parrot.post("/v1/messages", model="parrot", max_tokens=200, messages=ASKED, tools=[tool]).json()
     assert (message["stop_reason"], message["content"][0]["input"]) == ("tool_use", {"city": "Rome"})
-    response = parrot.client.responses.create(model="parrot", input=ASKED, tools=[{"type": "function", **FUNCTION}])
+    tools: Any = [{"type": "function", **FUNCTION}]
+    response = parrot.client.responses.create(model="parrot", input=ASKED, tools=tools)
     assert [json.loads(item.arguments) for item in response.output if item.type == "function_call"] == [
         {"city": "Rome"}
     ]

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PINS = ROOT / "tests" / "e2e" / "clients"
 _CACHE = Path(os.environ.get("BLINK_TEST_CLIENTS") or ROOT / "build" / "clients")
 _UV = Path(sys.executable).with_name("uv")
-_PYTHON = "3.11"  # the oldest that all of them run on
+_OLDEST = (3, 11)  # Python that all of them run on
 _NO_NETWORK = (
     "dns error",
     "tcp connect error",
@@ -80,7 +80,15 @@ def write_pins(program: Program) -> None:
         _run(["npm", "install", "--package-lock-only", "--omit-lockfile-registry-resolved"], pins.parent)
         return
     wanted = "\n".join(program.packages)
-    command = [str(_UV), "pip", "compile", "--quiet", "--universal", f"--python-version={_PYTHON}", "--no-annotate"]
+    command = [
+        str(_UV),
+        "pip",
+        "compile",
+        "--quiet",
+        "--universal",
+        f"--python-version={_OLDEST[0]}.{_OLDEST[1]}",
+        "--no-annotate",
+    ]
     command += ["--no-header", "--no-emit-index-url", "--no-emit-find-links", "--strip-extras", "-"]
     found = subprocess.run(command, input=wanted, capture_output=True, text=True, check=True).stdout
     pins.write_text("".join(line for line in found.splitlines(True) if not line.startswith(program.without)))
@@ -89,6 +97,8 @@ def write_pins(program: Program) -> None:
 def _install_python(pins: Path, folder: Path) -> None:
     if not _UV.exists():
         raise UnavailableError("the extra 'clients' is not installed")
+    if sys.version_info < _OLDEST:
+        raise UnavailableError("clients are pinned for Python 3.11 or newer")
     _run([str(_UV), "venv", "--quiet", "--allow-existing", f"--python={sys.executable}", str(folder)])
     python = f"--python={folder / 'bin' / 'python'}"
     _run([str(_UV), "pip", "install", "--quiet", python, "--no-deps", f"--requirement={pins}"])

@@ -15,7 +15,7 @@ from parrot_model import Rule, call
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "clients"
 _SUNNY = "Rome: sunny, 27 degrees"
 _ANNA = json.dumps({"name": "Anna", "age": 31})
-PERSON = "Person(name='Anna', age=31)"
+_PERSON = "Person(name='Anna', age=31)"
 
 # What several programs ask.
 _COMMON = (
@@ -33,7 +33,7 @@ class Program:
 
     file: str
     packages: tuple[str, ...]
-    prints: tuple[str, ...]  # lines
+    prints: tuple[str, ...]  # lines, each as often as it stands here
     rules: tuple[Rule, ...] = ()
     without: tuple[str, ...] = ()  # beginnings of packages that it names and does not need, of some GB
 
@@ -64,7 +64,7 @@ _LITELLM = Program(
         *(
             line
             for provider in ("openai", "hosted_vllm", "anthropic", "ollama_chat")
-            for line in (f"{provider} calls forecast({{'city': 'Rome'}})", f"{provider}: {_ROME}")
+            for line in (*(f"{provider} calls forecast({{'city': 'Rome'}})",) * 2, f"{provider}: {_ROME}")
         ),
         *(
             f"{provider}: {error}"
@@ -77,13 +77,13 @@ _LITELLM = Program(
 _LANGCHAIN_ANTHROPIC = Program(
     "langchain_anthropic_client.py",
     ("langchain-anthropic",),
-    (_PARIS, f"streamed: {_PARIS}", "forecast({'city': 'Rome'})", _ROME, PERSON),
+    (_PARIS, f"streamed: {_PARIS}", "forecast({'city': 'Rome'})", _ROME, _PERSON),
     (Rule(("Anna is 31 years old",), call("Person", name="Anna", age=31)),),
 )
 _LLAMA_INDEX = Program(
     "llama_index_client.py",
     ("llama-index-llms-openai-like",),
-    (_PARIS, f"streamed: {_PARIS}", f"completed: {_PARIS}", PERSON, f"agent: {_ROME}"),
+    (_PARIS, f"streamed: {_PARIS}", f"completed: {_PARIS}", _PERSON, f"agent: {_ROME}"),
 )
 _DSPY_ANSWER = "[[ ## %s ## ]]\n%s\n\n"
 _DSPY_END = "[[ ## completed ## ]]"
@@ -148,7 +148,7 @@ _SMOLAGENTS = Program(
 _OPENAI_AGENTS = Program(
     "openai_agents_client.py",
     ("openai-agents",),
-    (_ROME, f"streamed: {_ROME} True", PERSON, f"Reporter | {_ROME}"),
+    (_ROME, f"streamed: {_ROME} True", _PERSON, f"Reporter | {_ROME}") * 2,  # by chats, by responses
     (
         Rule(("Ask the reporter", "27 degrees"), _ROME),
         Rule(("Ask the reporter", "assistant"), call("forecast", city="Rome")),
