@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LiteLLM on Blink, by five of its providers: chats, streams, a tool and errors.
+"""LiteLLM on Blink, by six of its providers: chats, streams, a tool and errors.
 
 blink serve                       # in another terminal
 pip install litellm
