@@ -55,7 +55,7 @@ BUILD := build/library
 # Into the same folder as `make native`, so that the library is compiled once.
 EDITABLE := --quiet --no-build-isolation --config-settings=build-dir=$(BUILD) --editable
 STRICT := --config-settings=cmake.define.BLINK_WERROR=ON
-CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
+CMAKE = $(BIN)/cmake
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
 CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/groups.py
@@ -105,7 +105,9 @@ check: lint
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # Types are checked by a test, beside others, as that takes long.
-lint: $(VENV)/.dev-$(DEVICE) native
+lint: $(VENV)/.tools
+	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.torch-$(DEVICE) native
+	@$(MAKE) $(VENV)/.dev-$(DEVICE)
 	@$(MAKE) --jobs 2 --output-sync=target lint-cpp lint-imports lint-python default-model
 
 lint-cpp:
