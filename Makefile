@@ -46,11 +46,16 @@ endif
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PIP_INSTALL := $(PIP) install --constraint constraints.txt$(if $(filter cpu,$(DEVICE)), --constraint constraints-cpu.txt)
-PIP_INSTALL_LONG := $(PIP) install --constraint constraints-clients.txt
+# Python compiles what it imports; to compile all that torch and transformers hold takes longer than that saves.
+PIP_INSTALL := $(PIP) install --constraint constraints.txt$(if $(filter cpu,$(DEVICE)), --constraint constraints-cpu.txt) --no-compile
+PIP_INSTALL_LONG := $(PIP) install --constraint constraints-clients.txt --no-compile
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
-CMAKE = $(or $(shell command -v cmake),$(BIN)/cmake)
+BUILD := build/library
+# Into the same folder as `make native`, so that the library is compiled once.
+EDITABLE := --quiet --no-build-isolation --config-settings=build-dir=$(BUILD) --editable
+STRICT := --config-settings=cmake.define.BLINK_WERROR=ON
+CMAKE = $(BIN)/cmake
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
 CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/groups.py
@@ -60,7 +65,7 @@ TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cud
 MAKEFLAGS += --no-print-directory
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo flat test test-all test-gpu check lint docs mutants pins update-pins outdated print-device native wheel clean distclean
+.PHONY: serve demo flat test test-all test-gpu check lint lint-cpp lint-imports lint-python default-model docs mutants pins update-pins outdated print-device native wheel clean distclean
 
 serve: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
@@ -99,17 +104,29 @@ endif
 check: lint
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Types are checked by a test, beside others, as that takes long. Last comes the default model, so that no test downloads.
-lint: $(VENV)/.dev-$(DEVICE) native
+# Types are checked by a test, beside others, as that takes long.
+lint: $(VENV)/.tools
+	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.torch-$(DEVICE) native
+	@$(MAKE) $(VENV)/.dev-$(DEVICE)
+	@$(MAKE) --jobs 2 --output-sync=target lint-cpp lint-imports lint-python default-model
+
+lint-cpp:
+	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+lint-imports:
+	@$(BIN)/lint-imports --no-cache
+
+lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
-	$(BIN)/lint-imports --no-cache
+
+# So that no test downloads.
+default-model:
 	@$(BIN)/python -c "from blink.models.weights.files import resolve_model; print('default model:', resolve_model('').name)"
 
 native: $(VENV)/.tools
-	$(CMAKE) -S . -B build/native -DBLINK_WERROR=ON --log-level=WARNING
-	$(CMAKE) --build build/native
+	$(CMAKE) -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DBLINK_WERROR=ON --log-level=WARNING
+	$(CMAKE) --build $(BUILD)
 
 docs: $(VENV)/.dev-$(DEVICE)
 	$(BIN)/mkdocs build --strict
@@ -162,14 +179,14 @@ $(VENV)/.torch-cuda: constraints.txt | $(VENV)/.tools
 	touch $@
 
 $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA)]'
+	$(PIP_INSTALL) $(EDITABLE) '.[$(EXTRA)]'
 	touch $@
 
 $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
-	$(PIP_INSTALL) --quiet --no-build-isolation --editable '.[$(EXTRA),dev]'
+	$(PIP_INSTALL) $(STRICT) $(EDITABLE) '.[$(EXTRA),dev]'
 	touch $(VENV)/.engine-$(DEVICE) $@
 
 # Libraries that call tools, and Ray: only long tests use them.
 $(VENV)/.clients-$(DEVICE): pyproject.toml constraints-clients.txt $(VENV)/.dev-$(DEVICE)
-	$(PIP_INSTALL_LONG) --quiet --no-build-isolation --editable '.[$(EXTRA),dev,clients,ray]'
+	$(PIP_INSTALL_LONG) $(STRICT) $(EDITABLE) '.[$(EXTRA),dev,clients,ray]'
 	touch $@

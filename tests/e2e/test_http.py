@@ -204,7 +204,7 @@ def test_a_client_that_leaves_after_a_large_body_is_cancelled(server: Frontend) 
     server.wait_until_idle()
 
 
-def test_a_client_that_does_not_read_is_cancelled(server: Frontend, tokenizer: Tokenizer) -> None:
+def test_a_client_that_does_not_read_is_cancelled(tiny_server: Frontend, tokenizer: Tokenizer) -> None:
     """Make chunks large: the twenty longest tokens become the twenty likeliest, and each is spelt out in bytes."""
     longest = sorted(range(17, 49152), key=lambda token: len(tokenizer.token_bytes(token)))[-20:]
     body = {
@@ -216,13 +216,13 @@ def test_a_client_that_does_not_read_is_cancelled(server: Frontend, tokenizer: T
         "max_tokens": 900,
         "stream": True,
     }
-    before = server.metric(ABORTED)
+    before = tiny_server.metric(ABORTED)
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(("127.0.0.1", server.port))
+        connection.connect(("127.0.0.1", tiny_server.port))
         connection.sendall(request(body, path="/v1/chat/completions"))
-        wait_for(lambda: server.metric(ABORTED) == before + 24, 2 * PATIENCE)
-    server.wait_until_idle()
+        wait_for(lambda: tiny_server.metric(ABORTED) == before + 24, 2 * PATIENCE)
+    tiny_server.wait_until_idle()
 
 
 @pytest.fixture(scope="module")

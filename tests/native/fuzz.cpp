@@ -158,7 +158,7 @@ class Hostile {
     if (random_() % 2 == 0) e.hash_root[random_() % kBlockHashBytes] = uint8_t(random_());  // the answer is cached too
     if (random_() % 8 == 0) e.opcode = uint32_t(Opcode::kCancel);
     if (random_() % 64 == 0) e.opcode = uint32_t(Opcode::kResetPrefixCache);
-    auto* words = reinterpret_cast<uint32_t*>(&e);
+    Word* words = reinterpret_cast<Word*>(&e);
     if (random_() % 8 == 0) {
       for (uint32_t i = 0; i < sizeof e / 4; i++) words[i] = uint32_t(random_());
       if (random_() % 2 == 0) e.opcode = uint32_t(Opcode::kSubmit);
@@ -198,7 +198,7 @@ class Hostile {
   // Mostly tokens; sometimes anything, floats that are no numbers too. Repeated words make equal hashes of different
   // blocks.
   void spoil_arena() {
-    auto* words = reinterpret_cast<uint32_t*>(port_.arena());
+    Word* words = reinterpret_cast<Word*>(port_.arena());
     for (uint32_t i = 0; i < rig_.geometry().arena_bytes / 4; i++) {
       const uint64_t kind = random_() % 1024;
       words[i] = kind == 0             ? uint32_t(random_())

@@ -74,6 +74,11 @@ def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_nat
     check_fuzz(program, 40_000, 9, timeout=100)
 
 
+def test_what_the_optimizer_may_take_for_granted_holds(compile_native: Compile) -> None:
+    """Take two pointers to different types for pointers to different memory, as the library's compiler may."""
+    check_fuzz(compile_native("fuzz.cpp", "-O2"), 40_000, 9, timeout=100)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_ten_million_random_entries_of_one_frontend_harm_nobody(compile_native: Compile) -> None:

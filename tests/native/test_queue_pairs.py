@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from harness import (
     Harness,
     Inbox,
     QueuePair,
+    Step,
     expected_tokens,
     run_until_finished,
     running,
@@ -224,6 +226,21 @@ def test_an_expired_lease_frees_everything_of_that_frontend_and_nothing_of_other
         h.step()
         assert h.statistic("expired_leases") == 1
         assert h.statistic("num_blocks_used") == 0
+
+
+@pytest.mark.parametrize("lanes", [0, 3])
+def test_expired_leases_are_counted_though_no_step_runs(lanes: int, lane_steps: Callable[[int], Step]) -> None:
+    """Several may expire in one pass, which several lanes find at once."""
+    step = lane_steps(lanes) if lanes else lib.blink_step
+    with running(small_config(num_queue_pairs=5), step=step) as h:
+        kept, silent = h.frontend(0), [h.frontend(index) for index in range(1, 5)]
+        for _ in range(LEASE_MS // 500 - 1):
+            kept.renew_lease()
+            h.step(500)
+        assert all(pair.is_attached() for pair in silent) and h.statistic("expired_leases") == 0
+        kept.renew_lease()
+        assert h.step(600) == StepResult.IDLE
+        assert not any(pair.is_attached() for pair in silent) and h.statistic("expired_leases") == 4
 
 
 def test_a_pause_of_the_whole_machine_costs_no_lease() -> None:

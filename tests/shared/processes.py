@@ -19,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from blink.errors import EngineUnavailableError
+from blink.region.layout import EngineState
+from blink.region.memory import open_region
 from ports import free_port
 
 if TYPE_CHECKING:
@@ -102,15 +105,24 @@ def run_engine(*flags: str, device: str = "cpu") -> Iterator[Engine]:
     command = [sys.executable, "-m", "blink", "engine", f"--region={name}", f"--device={device}", "--cpu-threads=1"]
     process = subprocess.Popen([*command, *flags])
     try:
-        model = [flag for flag in flags[:1] if not flag.startswith("-")]
-        frontend = start_frontend(name, *model, "--skip-tokenizer-init", wait=False)
-        try:
-            wait_for(lambda: answers(frontend) == 200, _BOOT_SECONDS)
-        finally:
-            stop(frontend.process)
+        wait_for(lambda: is_ready(process, name), _BOOT_SECONDS)
         yield Engine(process, name)
     finally:
         stop(process)
+
+
+def is_ready(process: subprocess.Popen[bytes], region: str) -> bool:
+    """Say whether an engine takes requests; it must not have ended."""
+    status = process.poll()
+    assert status is None, f"the engine ended with status {status}"
+    try:
+        opened = open_region(region)
+    except EngineUnavailableError:
+        return False
+    try:
+        return opened.control_word("state") == EngineState.READY
+    finally:
+        opened.close()
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:

@@ -24,6 +24,14 @@ using size_t = decltype(sizeof(0));
 
 namespace blink {
 
+// A word through which memory is copied, whatever type others read and write it as: compilers take two pointers to
+// different types for pointers to different memory. Pointers to it are declared by this name: `auto` is a plain word.
+#if defined(__CUDACC_RTC__)
+using Word = uint32_t;  // no compiler for GPUs moves an access over the barrier that stands between those of two lanes
+#else
+using Word [[gnu::may_alias]] = uint32_t;
+#endif
+
 // Words of the region have one writer and many readers on other chips, so their scope is the whole system.
 #if defined(__CUDACC_RTC__)
 BLINK_FN uint32_t load_acquire(const uint32_t& word) {

@@ -71,7 +71,7 @@ BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayo
 }
 
 struct alignas(16) AutomatonQuad {
-  uint32_t words[4];
+  Word words[4];
 };
 
 // Quads that a lane has on their way at once: what is far away takes as long for all of them as for one.

@@ -56,7 +56,8 @@ BLINK_FN FrontendWords read_words(const State& s, uint32_t qp) {
 }
 
 // Read the frontend's words and act on them. Runs on: one lane for each queue pair.
-BLINK_RARE_FN void read_frontend(State& s, uint32_t qp) {
+template <class Env>
+BLINK_RARE_FN void read_frontend(Env& env, State& s, uint32_t qp) {
   QueuePairState& q = s.qps[qp];
   const auto [tail, head, lease, wanted] = read_words(s, qp);
   q.sq_tail = tail;
@@ -76,6 +77,7 @@ BLINK_RARE_FN void read_frontend(State& s, uint32_t qp) {
   if (q.attached && (is_silent || !is_read)) {
     detach(s, qp);
     q.expired++;
+    env.fetch_add(s.stats_dirty, 1);  // as other lanes may: no step may come that publishes it
   }
   if (q.attached && q.sq_tail - q.sq_head > s.geometry.sq_entries) detach(s, qp);
   if (q.attaching && q.num_live == 0) attach(s, qp);
@@ -165,9 +167,9 @@ BLINK_FN void take_entries(Env& env, State& s, uint32_t qp, uint64_t now) {
   if (count == 0 || cq_room(s, q) == 0) return;
   constexpr uint32_t kWords = sizeof(Sqe) / 4;
   const uint32_t head = q.sq_head;
-  auto* to = reinterpret_cast<uint32_t*>(s.inbox);
+  Word* to = reinterpret_cast<Word*>(s.inbox);
   for (uint32_t i = env.lane(); i < count * kWords; i += env.lanes())
-    to[i] = reinterpret_cast<const uint32_t*>(&sq_entry(s, qp, head + i / kWords))[i % kWords];
+    to[i] = reinterpret_cast<const Word*>(&sq_entry(s, qp, head + i / kWords))[i % kWords];
   env.sync();
   if (env.lane() == 0) {
     for (uint32_t n = 0; n < count && cq_room(s, q) > 0; n++, q.sq_head++) accept(s, qp, s.inbox[n], now);
@@ -182,7 +184,7 @@ template <class Env>
 BLINK_RARE_FN void poll(Env& env, State& s, uint64_t now) {
   // Another lane than those of the first queue pairs, so that the words of the host are read side by side.
   if (env.lane() == env.lanes() - 1) beat(s, now);
-  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(s, qp);
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) read_frontend(env, s, qp);
   env.sync();
   for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) take_entries(env, s, qp, now);
 }

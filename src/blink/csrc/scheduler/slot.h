@@ -24,7 +24,7 @@ BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   const auto* prompt = reinterpret_cast<const int32_t*>(from + e.prompt_offset);
   const auto* more_stops = reinterpret_cast<const int32_t*>(from + e.more_stop_offset);
   const auto* biases = reinterpret_cast<const int32_t*>(from + e.bias_offset);
-  const auto* hashes = reinterpret_cast<const uint32_t*>(from + e.hashes_offset);
+  const Word* hashes = reinterpret_cast<const Word*>(from + e.hashes_offset);
   int32_t* tokens = s.tokens + uint64_t(q.slot) * g.max_model_len;
   int32_t* stops = s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens;
   Faults bad{0, 0};
@@ -46,7 +46,7 @@ BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
     s.bias_values[uint64_t(q.slot) * kMaxLogitBiases + i] = bias;
     bad.biases += !within(bias, -most_bias, most_bias);
   }
-  auto* slot_words = reinterpret_cast<uint32_t*>(slot_hashes(s, q.slot));
+  Word* slot_words = reinterpret_cast<Word*>(slot_hashes(s, q.slot));
   // By the last lanes first, so that a short prompt's hashes are on their way beside its tokens.
   for (uint32_t i = env.lanes() - 1 - env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes())
     slot_words[i] = hashes[i];
