@@ -163,6 +163,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN_ROPE, "truncate": False},
     },
 }
+_OPT = {"model_type": "opt", "ffn_dim": 80, "init_std": 0.2, "head_dim": None, "num_key_value_heads": None}
+FAMILIES |= {
+    "opt": _OPT,
+    "opt-350m": {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48},
+    "opt-unbiased": {**_OPT, "enable_bias": False, "tie_word_embeddings": False},
+}
 MXFP4 = "gpt_oss-mxfp4"  # its experts rounded
 FAMILIES[MXFP4] = FAMILIES["gpt_oss"]
 

@@ -17,7 +17,7 @@ import blink.models
 from blink.formats.layouts import Layout, Matrix
 from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, INT4, Encoding
 from blink.kernels.gpu.device import supposing
-from blink.models.layers import DenseMlp, MoeMlp, Router
+from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket

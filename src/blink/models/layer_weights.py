@@ -12,17 +12,18 @@ from torch import Tensor
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
 from blink.kernels.delta_rule import DeltaWeights
-from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
-from blink.models.layers import Activation, MoeMlp
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm, Norm
+from blink.models.mlps import Activation, MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
-    """The gated MLP; weights as pack_weight returned them."""
+    """The MLP; weights as pack_weight returned them."""
 
-    gate_up: Weight  # [2 * intermediate, hidden]
+    gate_up: Weight  # [2 * intermediate, hidden], or [intermediate, hidden] without a gate
     down: Weight  # [hidden, intermediate]
     activation: Activation = "silu"
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)  # of both
 
     @property
     def sites(self) -> dict[str, Any]:
@@ -80,7 +81,7 @@ class RecurrentWeights:
 class LayerWeights:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
-    attention_norm: Tensor | None  # [hidden]
+    attention_norm: Norm | None
     # [in_size of its mixer, hidden]: queries, each head's with its gate behind it if it has one, keys, values; or q, k,
     # v and z of a recurrent layer
     qkv: Weight
@@ -88,10 +89,10 @@ class LayerWeights:
     output: Weight  # [hidden, out_size]
     output_bias: Tensor | None
     head_norm: HeadNorm | None
-    mlp_norm: Tensor | None  # [hidden]
+    mlp_norm: Norm | None
     mlp: DenseWeights | MoeWeights
-    attention_end_norm: Tensor | None = None  # [hidden], of what attention adds to the residual
-    mlp_end_norm: Tensor | None = None
+    attention_end_norm: Norm | None = None  # of what attention adds to the residual
+    mlp_end_norm: Norm | None = None
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     recurrent: RecurrentWeights | None = None

@@ -3,30 +3,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from blink.models.cache_layout import PerSequence, PerToken
+from blink.models.mlps import DenseMlp, MoeMlp
+from blink.models.part import Part
 from blink.models.rope import Rope
 
-Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
 QkNorm = Literal["none", "head", "all_heads"]  # each head of queries and keys by itself, or one norm over all of them
-Norms = Literal["before", "after", "both"]  # where attention and MLP are normalised
-
-
-class Part:
-    """A part of a model's description, whose fields with defaults are options."""
-
-    __slots__ = ()
-
-    def options_beyond(self, *known: str) -> list[str]:
-        """Return the names of the options that are not at their defaults, but for those known."""
-        assert dataclasses.is_dataclass(self)
-        options = (field for field in fields(self) if field.default is not dataclasses.MISSING)
-        return [one.name for one in options if one.name not in known and getattr(self, one.name) != one.default]
+# Where attention and MLP are normalised; "replacing": the residual becomes the norm of itself behind each of both.
+Norms = Literal["before", "after", "both", "replacing"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,99 +183,6 @@ class GatedDeltaNet(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseMlp(Part):
-    """One gated MLP for all tokens."""
-
-    size: int
-    activation: Activation = "silu"
-
-    @property
-    def mixture(self) -> None:
-        """It is none."""
-        return
-
-    @property
-    def active(self) -> DenseMlp:
-        """What one token takes."""
-        return self
-
-    @property
-    def rules(self) -> dict[str, bool]:
-        """There are none."""
-        return {}
-
-    def matrices(self, hidden: int) -> list[tuple[int, int]]:
-        """Return rows and columns of the matrices that all tokens multiply with."""
-        return [(2 * self.size, hidden), (hidden, self.size)]
-
-    def num_matrix_weights(self, hidden: int) -> int:
-        """Return the number of weights in the matrices."""
-        return 3 * hidden * self.size
-
-    def num_expert_weights(self, hidden: int) -> int:  # noqa: ARG002 - as MoeMlp has it
-        """Return the number of weights in experts' matrices."""
-        return 0
-
-    def num_parameters(self, hidden: int) -> int:
-        """Return the number of all weights."""
-        return self.num_matrix_weights(hidden)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Router(Part):
-    """How a token chooses its experts: by a softmax over all, those with the highest probabilities."""
-
-    top_k: int
-    renormalize: bool = False  # the chosen probabilities sum to 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeMlp(Part):
-    """A gated MLP per expert, of which each token has a few."""
-
-    experts: int
-    size: int  # of each expert
-    router: Router
-    activation: Activation = "silu"
-    biases: bool = False  # of router and experts
-    shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
-
-    @property
-    def mixture(self) -> MoeMlp:
-        """It is one."""
-        return self
-
-    @property
-    def active(self) -> MoeMlp:
-        """What one token takes."""
-        return replace(self, experts=self.router.top_k)
-
-    @property
-    def rules(self) -> dict[str, bool]:
-        """What the values must be to each other, and whether they are."""
-        return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
-
-    def matrices(self, hidden: int) -> list[tuple[int, int]]:
-        """Return rows and columns of the matrices that all tokens multiply with: the router's, a shared expert's."""
-        shared = [(2 * self.shared_size, hidden), (hidden, self.shared_size)] if self.shared_size else []
-        return [(self.experts, hidden), *shared]
-
-    def num_matrix_weights(self, hidden: int) -> int:
-        """Return the number of weights in the matrices, but for the router's."""
-        return self.num_expert_weights(hidden) + 3 * hidden * self.shared_size
-
-    def num_expert_weights(self, hidden: int) -> int:
-        """Return the number of weights in experts' matrices."""
-        return self.experts * 3 * hidden * self.size
-
-    def num_parameters(self, hidden: int) -> int:
-        """Return the number of all weights, the router's too."""
-        biases = self.biases * self.experts * (2 * self.size + hidden + 1)
-        shared_gate = hidden if self.shared_size else 0
-        return self.num_matrix_weights(hidden) + self.experts * hidden + shared_gate + biases
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec(Part):
     """One layer: what mixes the tokens of a sequence, and the MLP of each token; both add to the residual."""
 
@@ -294,6 +190,7 @@ class LayerSpec(Part):
     mlp: DenseMlp | MoeMlp
     norms: Norms = "before"
     residual_scale: float = 1.0  # of what both add
+    norm_biases: bool = False  # norms subtract the mean, and have biases
 
     @property
     def rules(self) -> dict[str, bool]:
@@ -302,8 +199,12 @@ class LayerSpec(Part):
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
-        norms = (4 if self.norms == "both" else 2) * hidden
+        norms = (4 if self.norms == "both" else 2) * self.norm_size(hidden)
         return self.mixer.num_parameters(hidden) + self.mlp.num_parameters(hidden) + norms
+
+    def norm_size(self, hidden: int) -> int:
+        """Return the number of weights of one norm."""
+        return (1 + self.norm_biases) * hidden
 
 
 def repeat_layer(

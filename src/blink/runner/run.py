@@ -10,6 +10,7 @@ from blink.formats.base import take_rows
 from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.operands import Norm
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
@@ -129,8 +130,10 @@ class Runner:
     def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
         """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
         residual = take_rows(self.model.embedding, batch.input_ids[:num_tokens], out)
-        scale = self.model.spec.embedding_scale
-        return residual if scale == 1 else residual.mul_(scale)
+        scale, table = self.model.spec.embedding_scale, self.model.positions
+        if scale != 1:
+            residual.mul_(scale)
+        return residual if table is None else residual.add_(table.index_select(0, batch.positions[:num_tokens]))
 
     @property
     def _all_layers(self) -> range:
@@ -152,7 +155,7 @@ class Runner:
         if layers.stop == len(self.model.layers):
             keep_snapshots(step)
 
-    def _find_next(self, step: Step, index: int) -> tuple[Tensor | None, FormatId | None]:
+    def _find_next(self, step: Step, index: int) -> tuple[Norm | None, FormatId | None]:
         """Return the norm behind a layer, and what its reader reads."""
         if index + 1 == len(self.model.layers):
             return self.model.norm, step.plan.head.reads

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blink.errors import ConfigError
-from blink.models.families import gemma, gpt_oss, granite, llama, mistral, olmo2, phi3, qwen
+from blink.models.families import gemma, gpt_oss, granite, llama, mistral, olmo2, opt, phi3, qwen
 from blink.models.families.base import Family
 
 FAMILIES: Mapping[str, Family] = {
@@ -18,6 +18,7 @@ FAMILIES: Mapping[str, Family] = {
     **olmo2.FAMILIES,
     **granite.FAMILIES,
     **gpt_oss.FAMILIES,
+    **opt.FAMILIES,
 }
 GGUF_NAMES: Mapping[str, str] = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 _OTHER_NAMES = {other: name for name, family in FAMILIES.items() for other in family.also_known_as}

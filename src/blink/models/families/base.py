@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blink.fields import Fields
-from blink.models.layers import Activation, Norms, QkNorm
+from blink.models.layers import Norms, QkNorm
+from blink.models.mlps import Activation
 from blink.models.spec import ModelSpec
 
 NO_WINDOW, EVERY_LAYER = 0, 1
@@ -42,8 +43,10 @@ class Family:
     title: str
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])  # of values that config.json leaves out
     also_known_as: tuple[str, ...] = ()  # model_types of models with more than this text part
+    config_names: Mapping[str, str] = field(default_factory=dict[str, str])  # of values that others call otherwise
     adapt_config: Adapt = keep
     # Layers.
+    has_rope: bool = True
     norms: Norms = "before"
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False  # whatever the config says
@@ -51,6 +54,7 @@ class Family:
     activation: Activation | None = None  # whatever the config says
     window_period: int = NO_WINDOW  # where a window is set: EVERY_LAYER has it, or all but every n-th
     # Tensors.
+    tensor_names: Mapping[str, str] = field(default_factory=dict[str, str])  # by Llama's, without a layer's index
     is_fused: bool = False  # queries, keys and values in one tensor; gate and up in another
     shifted_norms: bool = False  # each norm's weight is stored minus 1
     experts: ExpertNames | None = None  # None: a dense MLP

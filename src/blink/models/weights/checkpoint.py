@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,10 +25,11 @@ from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
 from blink.models.weights.shards import list_shards
 
-# How the names of a text model begin in files of one that sees pictures too.
-_TEXT_PARTS = ("language_model.model.", "model.language_model.")
+# How names begin in files of a model that sees pictures too, or whose decoder is a part.
+_TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.")
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXPERT_NAME = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
+_PLACED_NAME = re.compile(r"(layers\.\d+\.)?(.+)(\.[^.]+)")
 
 
 class Checkpoint(Protocol):
@@ -156,8 +157,10 @@ class SafetensorsCheckpoint:
 
     norm_shift = 1.0
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, names: Mapping[str, str] | None = None) -> None:
+        """Open a directory's files; names: Family.tensor_names."""
         self._directory = directory
+        self._names = names or {}
         self._owners: dict[str, safe_open] = {}
         for path in list_shards(directory):
             try:
@@ -218,7 +221,13 @@ class SafetensorsCheckpoint:
             yield name, file.get_tensor(name)
 
     def _find_name(self, name: str) -> str:
-        return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        if not name.startswith("model."):
+            return name
+        name = name.removeprefix("model.")
+        found = _PLACED_NAME.fullmatch(name)
+        if found is not None and found[2] in self._names:
+            name = f"{found[1] or ''}{self._names[found[2]]}{found[3]}"
+        return self._prefix + name
 
 
 class DummyCheckpoint:

@@ -13,16 +13,9 @@ from blink.fields import Fields, show
 from blink.formats.schemes import read_quantization
 from blink.models.families import FAMILIES, find_architecture, not_supported
 from blink.models.families.base import EVERY_LAYER, NO_WINDOW, Family
-from blink.models.layers import (
-    Activation,
-    Attention,
-    DenseMlp,
-    LayerSpec,
-    MoeMlp,
-    Router,
-    change_some,
-    repeat_layer,
-)
+from blink.models.layers import Attention, LayerSpec, change_some, repeat_layer
+from blink.models.mlps import Activation, DenseMlp, MoeMlp, Router
+from blink.models.rope import unrotated
 from blink.models.spec import ModelSpec
 from blink.models.weights.overrides import override
 from blink.models.weights.rope_json import read_local_rope, read_rope
@@ -52,7 +45,9 @@ def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) 
         text = Fields(values, str(path)).mapping("text_config")
         text = override(text, {key: changes[key] for key in changes if key != "text_config"})
         values = {**values, **text, **_settle_tie(directory, values, text)}
-    values = {**FAMILIES[architecture].defaults, **values}
+    family = FAMILIES[architecture]
+    renamed = {name: values[own] for own, name in family.config_names.items() if values.get(own) is not None}
+    values = {**family.defaults, **values, **renamed}
     return _make_spec(Fields(values, str(path)), values, architecture)
 
 
@@ -91,7 +86,7 @@ def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> tu
         heads=heads,
         kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        rope=read_rope(config, values, head_dim),
+        rope=read_rope(config, values, head_dim) if family.has_rope else unrotated(head_dim),
         sinks=family.sinks,
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or has_bias,

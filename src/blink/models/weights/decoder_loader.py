@@ -15,11 +15,12 @@ from blink.formats.fp8 import FP8
 from blink.formats.layouts import Layout
 from blink.kernels.delta_rule import DeltaWeights
 from blink.kernels.linear import pack_weight
-from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
+from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales, LayerNorm, Norm
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, RecurrentWeights, SharedExpert
-from blink.models.layers import CONV_WIDTH, Activation, Attention, DenseMlp, GatedDeltaNet, MoeMlp
+from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet, LayerSpec
+from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
@@ -37,7 +38,7 @@ _NORMS = {
         "post_feedforward_layernorm",
     ),
 }
-
+_LAST_NORM = "post_attention_layernorm"  # of a layer where norms replace the residual
 
 Grouped = tuple[int, list[int]]  # of key heads one after the other: how many, and rows of each part of one
 
@@ -60,24 +61,41 @@ class DecoderLoader:
         """Read all weights, in the order in which a step uses them."""
         spec = self._spec
         embedding = self._load_vocabulary("model.embed_tokens.weight")
+        positions = self._load_positions()
         layers = [self._load_layer(index) for index in range(spec.num_layers)]
-        norm = self._read_norm("model.norm", spec.hidden_size)
+        norm = self._load_norm(_find_end_norm(spec))
         lm_head = _pack(embedding)
-        if not spec.tie_embeddings:
+        if spec.embedding_size:
+            embedding, lm_head = self._multiply_projections(plain(embedding))
+        elif not spec.tie_embeddings:
             lm_head = self._load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
-        return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None)
+        return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None, positions)
 
     def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
-        """Read a row of the hidden size for each token."""
-        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        """Read a row for each token."""
+        shape = (self._spec.vocab_size, self._spec.embedding_size or self._spec.hidden_size)
         self._checkpoint.check(name, shape)
         quantized = self._target.read_quantized(self._checkpoint, name)
         return self._read(name, *shape) if quantized is None else quantized
 
+    def _multiply_projections(self, embedding: Tensor) -> tuple[Tensor, Weight]:
+        """Return embedding and output layer of the hidden size, from narrower ones and the projections beside them."""
+        hidden, size = self._spec.hidden_size, self._spec.embedding_size
+        into = self._read("model.project_in.weight", hidden, size)
+        back = self._read("model.project_out.weight", size, hidden)
+        head = embedding if self._spec.tie_embeddings else self._read("lm_head.weight", *embedding.shape)
+        return embedding @ into.T, pack_weight(head @ back)
+
+    def _load_positions(self) -> Tensor | None:
+        """Read what is added to the embeddings, from the row of position 0 on."""
+        table = self._spec.positions
+        if table is None:
+            return None
+        return self._read("model.embed_positions.weight", table.rows, self._spec.hidden_size)[table.offset :]
+
     def _load_layer(self, index: int) -> LayerWeights:
-        hidden, prefix = self._spec.hidden_size, f"model.layers.{index}"
-        spec = self._spec.layers[index]
-        norms = [None if name is None else self._read_norm(f"{prefix}.{name}", hidden) for name in _NORMS[spec.norms]]
+        prefix, spec = f"model.layers.{index}", self._spec.layers[index]
+        norms = [None if name is None else self._load_norm(name) for name in _find_norms(spec, index)]
         mixer = self._load_mixer(index, prefix)
         return LayerWeights(
             attention_norm=norms[0],
@@ -164,20 +182,26 @@ class DecoderLoader:
             assert names is not None
             block = f"{layer}.{names.block}"
             experts = load_experts(self._checkpoint, mlp.mixture, block, hidden, names, self._target)
-            if not mlp.mixture.shared_size:
+            if mlp.dense is None:
                 return experts
-            shared = self._load_dense(mlp.mixture.shared_size, f"{block}.{names.shared}", mlp.activation)
+            shared = self._load_dense(mlp.dense, f"{block}.{names.shared}")
             gate = self._read(f"{block}.{names.shared}_gate.weight", 1, hidden)[0]
             return replace(experts, shared=SharedExpert(shared, gate))
-        return self._load_dense(mlp.size, f"{layer}.mlp", mlp.activation)
+        assert mlp.dense is not None
+        return self._load_dense(mlp.dense, f"{layer}.mlp")
 
-    def _load_dense(self, size: int, prefix: str, activation: Activation) -> DenseWeights:
-        hidden = self._spec.hidden_size
-        parts = {"gate_up_proj": 2 * size} if self._family.is_fused else {"gate_proj": size, "up_proj": size}
+    def _load_dense(self, mlp: DenseMlp, prefix: str) -> DenseWeights:
+        hidden, size = self._spec.hidden_size, mlp.size
+        parts = {"gate_proj": size, "up_proj": size} if mlp.inner_size > size else {"up_proj": size}
+        if self._family.is_fused:
+            parts = {"gate_up_proj": mlp.inner_size}
+        inner = {f"{prefix}.{name}": rows for name, rows in parts.items()}
+        down = {f"{prefix}.down_proj": hidden}
         return DenseWeights(
-            gate_up=self._load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden),
-            down=self._load_matrix({f"{prefix}.down_proj": hidden}, size),
-            activation=activation,
+            gate_up=self._load_matrix(inner, hidden),
+            down=self._load_matrix(down, size),
+            activation=mlp.activation,
+            biases=(self._stack("bias", inner), self._stack("bias", down)) if mlp.biases else (None, None),
         )
 
     def _load_matrix(self, parts: dict[str, int], columns: int, grouped: Grouped | None = None) -> Weight:
@@ -206,6 +230,14 @@ class DecoderLoader:
             self._fill(f"{name}.{ending}", part)
         return weight
 
+    def _load_norm(self, name: str) -> Norm:
+        """Read a norm of the residual."""
+        hidden, layer = self._spec.hidden_size, self._spec.layers[0]
+        if not layer.norm_biases:
+            return self._read_norm(name, hidden)
+        weight, bias = (self._read(f"{name}.{part}", hidden) for part in ("weight", "bias"))
+        return LayerNorm(weight, bias, layer.norms == "replacing")
+
     def _read_norm(self, name: str, size: int) -> Tensor:
         """Read a norm's weight; one that the checkpoint keeps less 1 is whole only in float32."""
         if not self._family.shifted_norms:
@@ -221,6 +253,25 @@ class DecoderLoader:
 
     def _fill(self, name: str, tensor: Tensor) -> None:
         self._target.fill(self._checkpoint, name, tensor)
+
+
+def _find_norms(layer: LayerSpec, index: int) -> list[str | None]:
+    """Return the names of a layer's norms: before attention, behind it, before the MLP, behind it.
+
+    One that replaces the residual belongs to who computed that: the first layer reads embeddings as they are.
+    """
+    prefix = f"model.layers.{index}"
+    if layer.norms == "replacing":
+        before = f"model.layers.{index - 1}.{_LAST_NORM}" if index else None
+        return [before, None, f"{prefix}.input_layernorm", None]
+    return [None if name is None else f"{prefix}.{name}" for name in _NORMS[layer.norms]]
+
+
+def _find_end_norm(spec: ModelSpec) -> str:
+    """Return the name of the norm behind the last layer."""
+    if spec.layers[-1].norms == "replacing":
+        return f"model.layers.{spec.num_layers - 1}.{_LAST_NORM}"
+    return "model.norm"
 
 
 def _ungroup(order: Grouped) -> Tensor:

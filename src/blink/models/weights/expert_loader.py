@@ -10,7 +10,7 @@ from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
 from blink.models.families.base import ExpertNames
 from blink.models.layer_weights import MoeWeights
-from blink.models.layers import MoeMlp
+from blink.models.mlps import MoeMlp
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.packed_loader import load_all_experts, load_quantized_experts
 from blink.models.weights.target import WeightTarget

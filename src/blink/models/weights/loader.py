@@ -14,6 +14,7 @@ from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
+from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
 from blink.models.weights.checkpoint import (
@@ -141,7 +142,7 @@ def _open_checkpoint(
         is_asked = config.dtype != "auto" or config.quantization == "fp8"
         checkpoint = GgufCheckpoint(path, spec, None if is_asked else _keep_blocks(device, dtype))
     else:
-        checkpoint = SafetensorsCheckpoint(path)
+        checkpoint = SafetensorsCheckpoint(path, FAMILIES[spec.architecture].tensor_names)
         if quantization is not None:
             return QuantizedCheckpoint(checkpoint, quantization)
     return Fp8Checkpoint(checkpoint) if config.quantization == "fp8" else checkpoint
