@@ -40,6 +40,13 @@ def rotates(layer: LayerSpec) -> bool:
         ("opt-125m", {"activation_function": "gelu"}, "activation 'gelu'"),
         ("opt-125m", {"layer_norm_elementwise_affine": False}, "a layer norm without weights"),
         ("opt-125m", {"_remove_final_layer_norm": True}, "no norm behind the last layer"),
+        ("ernie-4.5-0.3b", {"use_bias": True}, "use_bias"),
+        ("granite-4.0-micro", {"layer_types": ["mamba", "attention"] * 20}, "'mamba'|layer of a type"),
+        ("granite-4.0-micro", {"layer_types": ...}, "layer of a type"),
+        ("granite-4.0-micro", {"num_local_experts": 64}, "mixture of experts"),
+        ("granite-4.0-micro", {"position_embedding_type": "learned"}, "position embedding of type 'learned'"),
+        ("smollm3-3b", {"no_rope_layers": [1, 1, 0]}, "'no_rope_layers' must say of each layer"),
+        ("llama-3-8b", {"use_bidirectional_attention": True}, "attention to later tokens"),
     ],
 )
 def test_a_family_refuses_what_its_layers_do_not_do(
@@ -47,3 +54,39 @@ def test_a_family_refuses_what_its_layers_do_not_do(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         read_changed(tmp_path, name, changes)
+
+
+def test_layers_with_a_window_are_not_stretched(tmp_path: Path) -> None:
+    """Olmo 3's files say of all layers how long contexts are reached, and mean those without a window."""
+    spec = read_changed(tmp_path, "olmo-3-7b", {"rope_theta": 1e6})
+    windowed, full = attention_of(spec.layers[0]), attention_of(spec.layers[3])
+    assert (windowed.window, full.window) == (4096, 0)
+    assert windowed.rope.theta == 5e5 and not windowed.rope.divisors and windowed.rope.magnitude == 1
+    assert full.rope.theta == 1e6 and len(full.rope.divisors) == 64 and full.rope.magnitude > 1.2
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"no_rope_layers": ...}, {"no_rope_layers": ..., "no_rope_layer_interval": ...}]
+)
+def test_every_fourth_layer_rotates_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
+    spec = read_changed(tmp_path, "smollm3-3b", changes)
+    assert [rotates(layer) for layer in spec.layers] == [True, True, True, False] * 9
+
+
+def test_granite_rotates_only_where_its_file_says_so(tmp_path: Path) -> None:
+    assert rotates(read_changed(tmp_path, "granite-4.0-micro").layers[0])
+    assert not rotates(read_changed(tmp_path, "granite-4.0-micro", {"position_embedding_type": ...}).layers[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "found"),
+    [
+        ("ministral-3-8b", "ministral3", "ministral3"),
+        ("mistral-small-3.1-24b", "mistral", "mistral"),
+        ("mistral-small-3.1-24b", ..., "mistral"),
+    ],
+)
+def test_a_text_part_says_which_family_it_is(name: str, kind: Any, found: str, tmp_path: Path) -> None:
+    assert read_changed(tmp_path, name, model_type=kind).architecture == found
+    with pytest.raises(ConfigError, match="not supported"):
+        read_changed(tmp_path, name, {"model_type": "mistral9"})

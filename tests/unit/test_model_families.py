@@ -77,6 +77,19 @@ def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> 
     assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
 
 
+def test_the_output_layer_of_a_text_part_is_read_whatever_the_outer_part_says(tmp_path: Path) -> None:
+    """As Mistral Small 3.1 is published: its text has an output layer, and its outer part is tied by default."""
+    save_model("mistral", tmp_path)
+    expected = generate(tmp_path, [[5, 9, 33]], "cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    nested = {"model_type": "mistral3", "text_config": config, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    weights = take_weights(tmp_path)
+    save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")
+    assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
+
+
 @pytest.mark.parametrize("name", ["qwen3_vl_moe", "qwen3_5_moe"])
 def test_experts_are_read_from_one_tensor_of_all_or_one_for_each(name: str, tmp_path: Path) -> None:
     """Published files have one of all, transposed or not; those that transformers writes may not."""

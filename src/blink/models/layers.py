@@ -11,11 +11,19 @@ from typing import Literal
 from blink.models.cache_layout import PerSequence, PerToken
 from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.part import Part
-from blink.models.rope import Rope
+from blink.models.rope import Rope, unrotated
 
 QkNorm = Literal["none", "head", "all_heads"]  # each head of queries and keys by itself, or one norm over all of them
 # Where attention and MLP are normalised; "replacing": the residual becomes the norm of itself behind each of both.
 Norms = Literal["before", "after", "both", "replacing"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + slope * ln(1 + floor(p / period))."""
+
+    slope: float
+    period: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,7 @@ class Attention(Part):
     output_bias: bool = False
     # What a query head attends to is multiplied by the sigmoid of its gate, which is projected behind its query.
     output_gate: bool = False
+    query_growth: QueryGrowth | None = None
 
     @property
     def attention(self) -> Attention:
@@ -234,6 +243,13 @@ def change_some(
         if id(layer) not in found:
             found[id(layer)] = change(layer)
     return tuple(found[id(layer)] if index in chosen else layer for index, layer in enumerate(layers))
+
+
+def remove_rope(layer: LayerSpec) -> LayerSpec:
+    """Return a layer whose attention rotates nothing."""
+    attention = layer.mixer.attention
+    assert attention is not None
+    return replace(layer, mixer=replace(attention, rope=unrotated(attention.head_dim)))
 
 
 def shorten_window(window: int, max_model_len: int) -> int:

@@ -15,7 +15,7 @@ from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.delta_rule import Projections, Rows
 from blink.kernels.rms_norm import rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
-from blink.models.layers import Attention
+from blink.models.layers import Attention, QueryGrowth
 from blink.runner.devices import DeviceCode
 from blink.runner.step import Step
 
@@ -49,6 +49,8 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
     model, batch, tokens = step.model, step.batch, step.bucket.tokens
     positions, kv_slots = batch.positions[:tokens], batch.kv_slots[:tokens]
     rotations = [table.index_select(0, positions) for table in model.rotary_tables]
+    growths = {one.query_growth for one in model.attentions}
+    factors = {growth: _grow(positions, growth, model.dtype) for growth in growths if growth is not None}
     plan = plan_attention(batch, tokens, step.bucket.rows, model.attentions, step.kv_cache.first, model.dtype)
 
     def attend(qkv: Tensor, index: int) -> Tensor:
@@ -60,10 +62,18 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
             qkv, gates = _split_gates(qkv, mixer)
         _normalize_all_heads(step, qkv, index, mixer)
         query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm, layer.attention.kv_scales)
+        if mixer.query_growth is not None:
+            query = query.mul_(factors[mixer.query_growth])
         found = paged_attention(query, cache, plan, layer.attention)
         return found if gates is None else found.mul_(gates)
 
     return attend
+
+
+def _grow(positions: Tensor, growth: QueryGrowth, dtype: torch.dtype) -> Tensor:
+    """Return the factor of all queries at each position [tokens, 1, 1]."""
+    periods = positions.div(growth.period, rounding_mode="floor")
+    return periods.float().log1p_().mul_(growth.slope).add_(1).to(dtype)[:, None, None]
 
 
 def _split_gates(qkv: Tensor, mixer: Attention) -> tuple[Tensor, Tensor]:

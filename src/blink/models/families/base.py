@@ -55,7 +55,9 @@ class Family:
     window_period: int = NO_WINDOW  # where a window is set: EVERY_LAYER has it, or all but every n-th
     # Tensors.
     tensor_names: Mapping[str, str] = field(default_factory=dict[str, str])  # by Llama's, without a layer's index
-    is_fused: bool = False  # queries, keys and values in one tensor; gate and up in another
+    is_qkv_fused: bool = False  # queries, keys and values in one tensor
+    is_gate_up_fused: bool = False
+    rotates_pairs: bool = False  # components 2i and 2i + 1 of queries and keys are a pair, not i and i + half
     shifted_norms: bool = False  # each norm's weight is stored minus 1
     experts: ExpertNames | None = None  # None: a dense MLP
     has_grouped_projections: bool = False  # recurrent layers: one tensor for q, k, v and z, grouped by key head; b, a

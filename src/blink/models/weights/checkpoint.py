@@ -222,7 +222,8 @@ class SafetensorsCheckpoint:
 
     def _find_name(self, name: str) -> str:
         if not name.startswith("model."):
-            return name
+            own = f"language_model.{name}"
+            return own if own in self._owners else name
         name = name.removeprefix("model.")
         found = _PLACED_NAME.fullmatch(name)
         if found is not None and found[2] in self._names:

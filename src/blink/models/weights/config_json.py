@@ -18,8 +18,8 @@ from blink.models.mlps import Activation, DenseMlp, MoeMlp, Router
 from blink.models.rope import unrotated
 from blink.models.spec import ModelSpec
 from blink.models.weights.overrides import override
-from blink.models.weights.rope_json import read_local_rope, read_rope
-from blink.models.weights.shards import has_tensor
+from blink.models.weights.rope_json import read_local_rope, read_query_growth, read_rope
+from blink.models.weights.shards import OUTPUT_NAMES, has_tensor
 from blink.models.weights.text_files import read_json
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -38,11 +38,11 @@ def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) 
     changes = changes or {}
     values = override(read_json(path), changes)
     model_type = Fields(values, str(path)).text("model_type")
-    architecture = find_architecture(model_type)
+    text = Fields(values, str(path)).mapping("text_config")
+    architecture = find_architecture(model_type, Fields(text, str(path)).text("model_type", ""))
     if architecture not in FAMILIES:
         raise not_supported(str(path), show(model_type))
     if architecture != model_type:
-        text = Fields(values, str(path)).mapping("text_config")
         text = override(text, {key: changes[key] for key in changes if key != "text_config"})
         values = {**values, **text, **_settle_tie(directory, values, text)}
     family = FAMILIES[architecture]
@@ -52,11 +52,11 @@ def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) 
 
 
 def _settle_tie(directory: Path, outer: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, bool]:
-    """Return whether the output layer is the embedding, where a model and its text part disagree."""
+    """Return whether the output layer is the embedding, where a model and its text part do not say the same."""
     key = "tie_word_embeddings"
-    if key not in text or outer.get(key, text[key]) == text[key] or not any(directory.glob("*.safetensors")):
+    if outer.get(key) == text.get(key) or not any(directory.glob("*.safetensors")):
         return {}
-    return {key: not has_tensor(directory, "lm_head.weight")}
+    return {key: not has_tensor(directory, OUTPUT_NAMES)}
 
 
 def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> ModelSpec:
@@ -91,6 +91,7 @@ def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> tu
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or has_bias,
         output_bias=has_bias,
+        query_growth=read_query_growth(config),
     )
     return LayerSpec(mixer=attention, mlp=_read_mlp(config, family), norms=family.norms), attention
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -39,8 +40,6 @@ _NORMS = {
     ),
 }
 _LAST_NORM = "post_attention_layernorm"  # of a layer where norms replace the residual
-
-Grouped = tuple[int, list[int]]  # of key heads one after the other: how many, and rows of each part of one
 
 
 class DecoderLoader:
@@ -118,13 +117,13 @@ class DecoderLoader:
     def _load_attention(self, mixer: Attention, prefix: str, kv_scales: KvScales) -> dict[str, Any]:
         hidden = self._spec.hidden_size
         parts = {"q_proj": mixer.in_size - 2 * mixer.kv_size, "k_proj": mixer.kv_size, "v_proj": mixer.kv_size}
-        if self._family.is_fused:
+        if self._family.is_qkv_fused:
             parts = {"qkv_proj": sum(parts.values())}
         qkv = {f"{prefix}.{name}": rows for name, rows in parts.items()}
         output = {f"{prefix}.o_proj": hidden}
         head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
         return {
-            "qkv": self._load_matrix(qkv, hidden),
+            "qkv": self._load_matrix(qkv, hidden, _separate_pairs(mixer) if self._family.rotates_pairs else None),
             "qkv_bias": self._stack("bias", qkv) if mixer.qkv_bias else None,
             "output": self._load_matrix(output, mixer.q_size),
             "output_bias": self._stack("bias", output) if mixer.output_bias else None,
@@ -150,8 +149,8 @@ class DecoderLoader:
             repeats = heads // mixer.k_heads
             values = repeats * mixer.v_dim
             order, gates_order = (
-                (mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]),
-                (mixer.k_heads, [repeats] * 2),
+                [_ungroup(mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values])],
+                [_ungroup(mixer.k_heads, [repeats] * 2)],
             )
         self._checkpoint.check(f"{prefix}.conv1d.weight", (mixer.channels, 1, CONV_WIDTH))
         conv = self._target.allocate(CONV_WIDTH, mixer.channels)
@@ -193,7 +192,7 @@ class DecoderLoader:
     def _load_dense(self, mlp: DenseMlp, prefix: str) -> DenseWeights:
         hidden, size = self._spec.hidden_size, mlp.size
         parts = {"gate_proj": size, "up_proj": size} if mlp.inner_size > size else {"up_proj": size}
-        if self._family.is_fused:
+        if self._family.is_gate_up_fused:
             parts = {"gate_up_proj": mlp.inner_size}
         inner = {f"{prefix}.{name}": rows for name, rows in parts.items()}
         down = {f"{prefix}.down_proj": hidden}
@@ -204,22 +203,21 @@ class DecoderLoader:
             biases=(self._stack("bias", inner), self._stack("bias", down)) if mlp.biases else (None, None),
         )
 
-    def _load_matrix(self, parts: dict[str, int], columns: int, grouped: Grouped | None = None) -> Weight:
+    def _load_matrix(self, parts: dict[str, int], columns: int, order: Sequence[Tensor] | None = None) -> Weight:
         """Read matrices of the given numbers of rows, one below the other, for `linear`.
 
-        grouped: how the rows of the only one are grouped, whose parts are to be together. No GGUF file has such.
+        order: which rows of each to take; None: all, as they are. No GGUF file needs that.
         """
         names = [f"{name}.weight" for name in parts]
         for name, rows in zip(names, parts.values(), strict=True):
             self._checkpoint.check(name, (rows, columns))
         quantized = self._target.read_quantized(self._checkpoint, *names)
         if quantized is None:
-            order = None if grouped is None else _ungroup(grouped)
             quantized = load_packed(self._checkpoint, parts, columns, self._target, order)
         if quantized is not None:
             return quantized
         weight = self._stack("weight", parts, columns)
-        return pack_weight(weight if grouped is None else weight[_ungroup(grouped).to(weight.device)])
+        return pack_weight(weight if order is None else weight[_join_orders(parts, order).to(weight.device)])
 
     def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
         """Read tensors of the given numbers of rows into one, one below the other."""
@@ -274,11 +272,26 @@ def _find_end_norm(spec: ModelSpec) -> str:
     return "model.norm"
 
 
-def _ungroup(order: Grouped) -> Tensor:
-    """Return the rows of all first parts, then of all second ones, and so on."""
-    heads, sizes = order
+def _ungroup(heads: int, sizes: list[int]) -> Tensor:
+    """Return the rows of all first parts, then of all second ones, and so on, of key heads one after the other.
+
+    sizes: rows of each part of one.
+    """
     rows = torch.arange(heads * sum(sizes)).view(heads, -1)
     return torch.cat([part.flatten() for part in rows.split(sizes, dim=1)])
+
+
+def _join_orders(parts: dict[str, int], order: Sequence[Tensor]) -> Tensor:
+    """Return which rows to take of matrices one below the other, from which to take of each."""
+    starts = itertools.accumulate(parts.values(), initial=0)
+    return torch.cat([start + rows for start, rows in zip(starts, order, strict=False)])
+
+
+def _separate_pairs(mixer: Attention) -> list[Tensor]:
+    """Return the rows of queries, keys and values so that each pair to rotate lies half a head apart."""
+    sizes = torch.arange(mixer.q_size), torch.arange(mixer.kv_size)
+    rotated = [rows.view(-1, mixer.head_dim // 2, 2).transpose(1, 2).flatten() for rows in sizes]
+    return [*rotated, sizes[1]]
 
 
 def _pack(weight: Weight) -> Weight:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blink.fields import Fields, show
+from blink.models.layers import QueryGrowth
 from blink.models.rope import (
     YARN_FACTORS,
     YARN_MIN_THETA,
@@ -38,6 +39,13 @@ def read_local_rope(config: Fields, values: Mapping[str, Any], head_dim: int) ->
     return None
 
 
+def read_query_growth(config: Fields) -> QueryGrowth | None:
+    """Read by what queries grow with their position, where a model has that."""
+    options = Fields(_find_options(config), config.place)
+    slope = options.number("llama_4_scaling_beta", 0.0)
+    return QueryGrowth(slope, options.integer("original_max_position_embeddings")) if slope else None
+
+
 def _find_part(options: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """Return the options of one kind of layers, where a model has them."""
     part = options.get(name)
@@ -53,7 +61,6 @@ def _make_rope(rope: Fields, head_dim: int) -> Rope:
     if kind == "su" or (kind == "yarn" and rope.has("long_factor")):  # what Phi-3 called it before
         kind = "longrope"
     rope.require(kind in ("default", "llama3", "linear", "yarn", "longrope"), f"rotary scaling {show(kind)}")
-    rope.require(not rope.has("llama_4_scaling_beta"), "scaling of queries by their position (llama_4_scaling_beta)")
     theta = rope.number("rope_theta")
     rotary_dim = int(min(head_dim, _MAX_HEAD_DIM) * min(rope.number("partial_rotary_factor", 1.0), 2.0))
     if kind == "longrope":
