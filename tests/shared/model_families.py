@@ -221,6 +221,42 @@ FAMILIES |= {
         "position_embedding_type": "nope",
     },
 }
+_GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 5.0,
+}
+FAMILIES |= {
+    "gemma4": {
+        **_GEMMA4,
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 128,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4-moe": {
+        **_GEMMA4,
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
+    "gemma4-dense": {
+        **_GEMMA4,
+        "model_type": "gemma4_unified_text",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    },
+}
 MXFP4 = "gpt_oss-mxfp4"  # its experts rounded
 FAMILIES[MXFP4] = FAMILIES["gpt_oss"]
 
@@ -261,6 +297,9 @@ def save_model(name: str, path: Path) -> Any:
                 weight.copy_(torch.rand_like(weight) + 0.5 if "norm" in weight_name else torch.randn_like(weight))
             elif "bias" in weight_name or "experts" in weight_name:
                 weight.copy_(0.2 * torch.randn_like(weight))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
     model.save_pretrained(path, max_shard_size="60KB")
     if name == MXFP4:
         quantize_model(model, path)

@@ -90,3 +90,38 @@ def test_a_text_part_says_which_family_it_is(name: str, kind: Any, found: str, t
     assert read_changed(tmp_path, name, model_type=kind).architecture == found
     with pytest.raises(ConfigError, match="not supported"):
         read_changed(tmp_path, name, {"model_type": "mistral9"})
+
+
+def test_sizes_of_layers_without_a_window_are_read_in_both_forms(tmp_path: Path) -> None:
+    """Published files name them once for all such layers; transformers writes them for each layer."""
+    published = read_changed(tmp_path, "gemma-4-31b")
+    shapes = [attention_of(layer).shape for layer in published.layers]
+    assert shapes == [*[(32, 16, 256)] * 5, (32, 4, 512)] * 10
+    each = {str(index): {"head_dim": 512, "num_key_value_heads": 4} for index in range(5, 60, 6)}
+    said = {"global_head_dim": ..., "num_global_key_value_heads": ...}
+    assert read_changed(tmp_path, "gemma-4-31b", **said, per_layer_config=each) == published
+    each["5"] = {"head_dim": 128}
+    with pytest.raises(ConfigError, match="more than two shapes"):
+        read_changed(tmp_path, "gemma-4-31b", **said, per_layer_config=each)
+
+
+def test_layers_share_the_keys_of_the_last_of_their_kind(tmp_path: Path) -> None:
+    spec = read_changed(tmp_path, "gemma-4-e2b")
+    sources = [attention_of(layer).kv_source for layer in spec.layers]
+    assert sources == [None] * 15 + [*[13] * 4, 14] * 4
+    assert [layer.mlp.size for layer in spec.layers] == [6144] * 15 + [12288] * 20
+    assert sum(len(group.layers) for group in spec.cache_layout.groups) == 15
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"use_bidirectional_attention": "all"}, "attention to later tokens"),
+        ({"num_kv_shared_layers": 35}, "'num_kv_shared_layers'"),
+        ({"num_kv_shared_layers": 31}, "'num_kv_shared_layers'"),
+        ({"layer_types": ["sliding_attention"] * 35}, "a last layer with a window"),
+    ],
+)
+def test_gemma_4_refuses_what_it_cannot_be(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        read_changed(tmp_path, "gemma-4-e2b", **changes)

@@ -41,21 +41,27 @@ class StateCache:
 class KvCache:
     """What all layers keep, by their indices: keys and values, or states."""
 
-    __slots__ = ("_layers", "first_snapshot", "recurrent")
+    __slots__ = ("_layers", "_sources", "first_snapshot", "recurrent")
 
     def __init__(
         self,
         layers: Mapping[int, LayerCache],
         recurrent: Mapping[int, StateCache] | None = None,
         first_snapshot: int | None = None,
+        sources: Mapping[int, int] | None = None,
     ) -> None:
-        """first_snapshot: the slot of states from which on they are snapshots, for the prefix cache; None: none are."""
+        """Take what layers keep.
+
+        first_snapshot: the slot of states from which on they are snapshots, for the prefix cache; None: none are.
+        sources: of layers that read what another keeps, which.
+        """
         self._layers = dict(sorted(layers.items()))
         self.recurrent = dict(recurrent or {})
         self.first_snapshot = first_snapshot
+        self._sources = sources or {}
 
     def __getitem__(self, layer: int) -> LayerCache:
-        return self._layers[layer]
+        return self._layers[self._sources.get(layer, layer)]
 
     def __iter__(self) -> Iterator[LayerCache]:
         """Yield keys and values of each layer that has them."""

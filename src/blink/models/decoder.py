@@ -10,7 +10,7 @@ from blink.formats.base import QuantizedEmbedding, Weight
 from blink.kernels.layer_cache import KvCache, LayerCache, StateCache
 from blink.kernels.operands import Norm
 from blink.kernels.rotary import make_rotary_table
-from blink.models.layer_weights import LayerWeights, count_bytes
+from blink.models.layer_weights import LayerInputWeights, LayerWeights, count_bytes
 from blink.models.spec import ModelSpec
 
 
@@ -26,11 +26,12 @@ class Decoder:
         lm_head: Weight,
         kv_dtype: torch.dtype | None = None,
         positions: Tensor | None = None,
+        inputs: LayerInputWeights | None = None,
     ) -> None:
         """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight.
 
         kv_dtype: of keys and values in the KV cache; None: the weights'. positions: what is added to the embedding at
-        each position, [positions, hidden].
+        each position, [positions, hidden]. inputs: of per-layer embeddings.
         """
         self.spec = spec
         self.device = embedding.device
@@ -41,6 +42,7 @@ class Decoder:
         self.norm = norm
         self.lm_head = lm_head
         self.positions = positions
+        self.inputs = inputs
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
@@ -53,7 +55,7 @@ class Decoder:
     @property
     def num_weight_bytes(self) -> int:
         """How many bytes the weights take; a step reads them all but for experts that no token has."""
-        weights: list[object] = [self.embedding, self.positions, *self.layers, self.norm]
+        weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
     def allocate_kv_cache(
@@ -76,7 +78,9 @@ class Decoder:
             states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
             inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
             recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
-        return KvCache(layers, recurrent, num_slots if num_snapshots else None)
+        mixers = {index: layer.mixer.attention for index, layer in enumerate(self.spec.layers)}
+        sources = {index: one.kv_source for index, one in mixers.items() if one and one.kv_source is not None}
+        return KvCache(layers, recurrent, num_slots if num_snapshots else None, sources)
 
     def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).zero_()

@@ -44,6 +44,17 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpBeside:
+    """A dense MLP whose norm that of the experts is added to."""
+
+    mlp: DenseWeights
+    end_norm: Tensor  # [hidden]
+    experts_norm: Tensor  # of what the experts read
+    experts_end_norm: Tensor
+    router_norm: Tensor  # of what the router reads
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     """A gated MLP per expert and the router that chooses among them."""
 
@@ -54,6 +65,7 @@ class MoeWeights:
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
     shared: SharedExpert | None = None
+    beside: MlpBeside | None = None
 
     @property
     def sites(self) -> dict[str, Any]:
@@ -61,7 +73,8 @@ class MoeWeights:
         is_plain, router = self.spec.activation == "silu" and self.biases is None, matrix_of(self.router)
         top_k = self.spec.router.top_k
         experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain, dtype=router.dtype)
-        shared = {} if self.shared is None else self.shared.mlp.sites
+        dense = self.shared or self.beside
+        shared = {} if dense is None else dense.mlp.sites
         return {"router": router, "experts": experts, **shared}
 
     def add_to(self, stream: Any, *others: Any) -> None:
@@ -75,6 +88,32 @@ class RecurrentWeights:
 
     gates: Weight  # [2 * value heads, hidden]: b, a
     rule: DeltaWeights
+
+
+@dataclass(frozen=True, slots=True)
+class InputWeights:
+    """What a layer adds last: its own input, gated by the residual, projected and normalised."""
+
+    gate: Weight  # [input_size, hidden]
+    projection: Weight  # [hidden, input_size]
+    norm: Tensor  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEnd:
+    """What happens to the residual behind a layer's MLP."""
+
+    inputs: InputWeights | None
+    scale: Tensor  # [1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputWeights:
+    """What makes the inputs that layers have of their own: from a token, and from its embedding."""
+
+    table: Tensor  # [tokens, layers * input_size]
+    projection: Weight  # [layers * input_size, hidden]
+    norm: Tensor  # [input_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +135,7 @@ class LayerWeights:
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     recurrent: RecurrentWeights | None = None
+    end: LayerEnd | None = None
 
 
 def count_bytes(part: object) -> int:

@@ -44,6 +44,9 @@ class Attention(Part):
     # What a query head attends to is multiplied by the sigmoid of its gate, which is projected behind its query.
     output_gate: bool = False
     query_growth: QueryGrowth | None = None
+    value_norm: bool = False  # each head of values is normalised, without a weight
+    keys_as_values: bool = False  # values are keys before their norm and rotation
+    kv_source: int | None = None  # the layer whose keys and values these queries see; None: its own
 
     @property
     def attention(self) -> Attention:
@@ -58,7 +61,7 @@ class Attention(Part):
     @property
     def in_size(self) -> int:
         """Width of what is projected of one token."""
-        return (1 + self.output_gate) * self.q_size + 2 * self.kv_size
+        return (1 + self.output_gate) * self.q_size + (2 * self.kv_size if self.kv_source is None else 0)
 
     @property
     def out_size(self) -> int:
@@ -74,6 +77,11 @@ class Attention(Part):
     def kv_size(self) -> int:
         """Width of the keys (or the values) of one token."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Query heads, key-value heads and the size of each: what attention is planned by."""
+        return self.heads, self.kv_heads, self.head_dim
 
     @property
     def group(self) -> int:
@@ -94,9 +102,9 @@ class Attention(Part):
         }
 
     @property
-    def state(self) -> PerToken:
-        """What the layer keeps of each token."""
-        return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
+    def state(self) -> PerToken | None:
+        """What the layer keeps of each token; None: another layer keeps it."""
+        return None if self.kv_source is not None else PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
 
     @property
     def recurrent_state(self) -> None:
@@ -118,8 +126,10 @@ class Attention(Part):
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
         biases = self.qkv_bias * self.in_size + self.output_bias * hidden
-        norms = {"none": 0, "head": 2 * self.head_dim, "all_heads": self.q_size + self.kv_size}[self.qk_norm]
-        return self.num_matrix_weights(hidden) + biases + norms + self.sinks * self.heads
+        own_keys = self.kv_source is None
+        norms = {"none": 0, "head": (1 + own_keys) * self.head_dim, "all_heads": self.q_size + self.kv_size}
+        doubled = self.keys_as_values * own_keys * self.kv_size * hidden  # rows that a file has once
+        return self.num_matrix_weights(hidden) - doubled + biases + norms[self.qk_norm] + self.sinks * self.heads
 
 
 CONV_WIDTH = 4  # inputs of the convolution that a recurrent layer begins with
@@ -200,6 +210,8 @@ class LayerSpec(Part):
     norms: Norms = "before"
     residual_scale: float = 1.0  # of what both add
     norm_biases: bool = False  # norms subtract the mean, and have biases
+    input_size: int = 0  # of each token's own input of the layer, which gates what the layer adds last; 0: it has none
+    has_scale: bool = False  # the residual is multiplied by a number behind the layer
 
     @property
     def rules(self) -> dict[str, bool]:
@@ -209,7 +221,8 @@ class LayerSpec(Part):
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
         norms = (4 if self.norms == "both" else 2) * self.norm_size(hidden)
-        return self.mixer.num_parameters(hidden) + self.mlp.num_parameters(hidden) + norms
+        own_input = (2 * self.input_size + 1) * hidden if self.input_size else 0
+        return self.mixer.num_parameters(hidden) + self.mlp.num_parameters(hidden) + norms + own_input
 
     def norm_size(self, hidden: int) -> int:
         """Return the number of weights of one norm."""

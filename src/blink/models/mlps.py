@@ -79,6 +79,8 @@ class MoeMlp(Part):
     activation: Activation = "silu"
     biases: bool = False  # of router and experts
     shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
+    # The shared one has no gate but norms of its own, as the experts have; the router reads the residual's own norm.
+    is_beside: bool = False
 
     @property
     def dense(self) -> DenseMlp | None:
@@ -117,4 +119,5 @@ class MoeMlp(Part):
         """Return the number of all weights, the router's too."""
         biases = self.biases * self.experts * (2 * self.size + hidden + 1)
         shared_gate = hidden if self.shared_size else 0
-        return self.num_matrix_weights(hidden) + self.experts * hidden + shared_gate + biases
+        others = 4 * hidden + self.experts if self.is_beside else shared_gate
+        return self.num_matrix_weights(hidden) + self.experts * hidden + others + biases

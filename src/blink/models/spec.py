@@ -23,6 +23,14 @@ class PositionTable:
     offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Per-layer embeddings: a table with a row of each token, of which every layer reads its own `size` columns."""
+
+    rows: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(Part):
     """Describe a decoder."""
@@ -38,6 +46,7 @@ class ModelSpec(Part):
     logits_softcap: float = 0.0  # logits become cap * tanh(logit / cap); 0: as they are
     logits_divisor: float = 1.0
     positions: PositionTable | None = None
+    layer_inputs: LayerInputs | None = None
     embedding_size: int = 0  # of embeddings that are projected to hidden_size, and back for logits; 0: none are
     quantization: Quantization | None = None  # of the checkpoint's matrices
 
@@ -145,4 +154,12 @@ class ModelSpec(Part):
         table = 0 if self.positions is None else self.positions.rows * self.hidden_size
         norm = 0 if self.layers[-1].norms == "replacing" else self.layers[-1].norm_size(self.hidden_size)
         layers = self.count(lambda layer: layer.num_parameters(self.hidden_size))
-        return layers + embeddings + projections + table + norm
+        return layers + embeddings + projections + table + norm + self._num_input_weights
+
+    @property
+    def _num_input_weights(self) -> int:
+        """Number of weights of per-layer embeddings, but for the layers' own."""
+        if self.layer_inputs is None:
+            return 0
+        columns = self.num_layers * self.layer_inputs.size
+        return (self.layer_inputs.rows + self.hidden_size) * columns + self.layer_inputs.size

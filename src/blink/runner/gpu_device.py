@@ -72,7 +72,9 @@ class GpuDevice:
             return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
-        dtypes, attentions = (model.dtype, model.kv_dtype), model.spec.attentions
+        shape = None if layer.mixer.attention is None else layer.mixer.attention.shape
+        dtypes = (model.dtype, model.kv_dtype)
+        attentions = [one for one in model.spec.attentions if one.shape == shape]
         yield Option(
             PAGED_ATTENTION, None, lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket)
         )

@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.formats.base import Weight
 from blink.kernels.activation import activate
 from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
 from blink.kernels.operands import Norm
-from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.kernels.rms_norm import rms_norm
+from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
-from blink.runner.step import Step, cap_logits
+from blink.runner.matmul import linear
+from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
 
 
@@ -57,28 +60,53 @@ class NormKernels(Stream):
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
-        assert plan.router is not None and plan.experts is not None
         hidden = self.read(norm)
-        logits = self._multiply(hidden, mlp.router, mlp.router_bias, plan.router)
-        found = self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
+        if mlp.beside is not None:
+            self._write(self._run_beside(hidden, mlp, mlp.beside, plan), then)
+            return
+        found = self._mix(hidden, hidden, mlp, plan)
         if mlp.shared is not None:
             gate = torch.sigmoid(hidden @ mlp.shared.gate)[:, None]
             found = found.addcmul_(self._run_dense(hidden, mlp.shared.mlp, plan), gate)
         self._write(found, then)
 
+    def _run_beside(self, hidden: Tensor, mlp: MoeWeights, beside: MlpBeside, plan: LayerPlan) -> Tensor:
+        """Return an MLP of the norm of the residual, and experts of other norms of it."""
+        dense = rms_norm(self._run_dense(hidden, beside.mlp, plan), beside.end_norm, self._eps)
+        routed = rms_norm(self.residual, beside.router_norm, self._eps)
+        found = self._mix(rms_norm(self.residual, beside.experts_norm, self._eps), routed, mlp, plan)
+        return dense.add_(rms_norm(found, beside.experts_end_norm, self._eps))
+
+    def _mix(self, hidden: Tensor, routed: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
+        """Return the mixture of experts of rows; routed: what the router reads."""
+        assert plan.router is not None and plan.experts is not None
+        logits = self._multiply(routed, mlp.router, mlp.router_bias, plan.router)
+        return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
+
+    def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
+        """Add what a layer makes of its own input, and scale the residual."""
+        residual = self.read(None)
+        if end.inputs is not None:
+            assert inputs is not None
+            gated = functional.gelu(linear(residual, end.inputs.gate), approximate="tanh").mul_(inputs)
+            residual.add_(rms_norm(linear(gated, end.inputs.projection), end.inputs.norm, self._eps))
+        residual.mul_(end.scale)
+
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
         """Return the logits [rows, vocab] of each row's last token."""
         model, rows = self._step.model, self._step.bucket.rows
-        assert self._update is not None
-        hidden = self._norms.last_tokens(
-            self._update, model.norm, self._eps, self.residual, self._step.batch.query_starts, rows
-        )
+        batch, update = self._step.batch, self._update
+        if update is None:
+            hidden = self._norms.whole(take_last_tokens(self.residual, batch, rows), model.norm, self._eps)
+        else:
+            starts = batch.query_starts
+            hidden = self._norms.last_tokens(update, model.norm, self._eps, self.residual, starts, rows)
         return cap_logits(model.spec, self._multiply(hidden, weight, None, choice))
 
     def pause(self) -> None:
         """Leave all in the residual."""
-        assert self._update is not None
-        self.residual.add_(self._update)
+        if self._update is not None:
+            self.residual.add_(self._update)
 
     def _run_dense(self, hidden: Tensor, mlp: DenseWeights, plan: LayerPlan) -> Tensor:
         """Return a gated MLP of rows."""

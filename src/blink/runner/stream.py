@@ -11,7 +11,7 @@ from torch import Tensor
 from blink.formats.base import Weight
 from blink.formats.schemes import FormatId
 from blink.kernels.operands import Norm
-from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.models.layer_weights import DenseWeights, LayerEnd, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
 
 
@@ -53,6 +53,14 @@ class Stream(ABC):
     @abstractmethod
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
+
+    def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
+        """Change the residual behind a layer; inputs: the layer's own [tokens, input_size].
+
+        Raises:
+            NotImplementedError: the planner has refused this kind of steps for a layer that needs it.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:

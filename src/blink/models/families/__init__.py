@@ -9,6 +9,7 @@ from blink.errors import ConfigError
 from blink.models.families import (
     ernie,
     gemma,
+    gemma4,
     gpt_oss,
     granite,
     llama,
@@ -27,6 +28,7 @@ FAMILIES: Mapping[str, Family] = {
     **qwen.FAMILIES,
     **mistral.FAMILIES,
     **gemma.FAMILIES,
+    **gemma4.FAMILIES,
     **phi3.FAMILIES,
     **olmo.FAMILIES,
     **granite.FAMILIES,

@@ -28,12 +28,14 @@ class ExpertNames:
     """What checkpoints call the experts of a layer."""
 
     block: str = "mlp"
+    router: str = "gate"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down of an expert
     are_joined: bool = False  # one tensor of all experts, transposed, gate and up in alternating columns; with biases
     # Files may have a tensor of all experts' matrices in place of one for each, gate before up: [experts, out, in]
     # ("rows") or its transpose ("columns").
     fused: Literal["", "rows", "columns"] = ""
     shared: str = ""  # the block of an expert that all tokens have; empty: there is none
+    are_beside: bool = False  # each layer has a dense MLP, and some models experts beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

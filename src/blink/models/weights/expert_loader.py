@@ -28,10 +28,11 @@ def load_experts(
         return _load_joined(checkpoint, mlp, prefix, hidden, target)
     is_fused = names.fused and checkpoint.shape(f"{prefix}.experts.down_proj") is not None
     load = _load_fused if is_fused else _load_each
-    checkpoint.check(f"{prefix}.gate.weight", (mlp.experts, hidden))
+    name = f"{prefix}.{names.router}.weight"
+    checkpoint.check(name, (mlp.experts, hidden))
     gate_up, down = load(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
     router = target.allocate(mlp.experts, hidden)
-    target.fill(checkpoint, f"{prefix}.gate.weight", router)
+    target.fill(checkpoint, name, router)
     return MoeWeights(mlp, pack_weight(router), gate_up, down)
 
 
