@@ -20,7 +20,6 @@ from blink.models.weights.source import read_spec
 from blink.runner.run import Runner
 from model_driver import Driver
 from model_families import FAMILIES, MXFP4, NUM_NEW, check, count_parameters, generate, make_prompts, save_model
-from model_specs import stack_cache
 
 # The others are near to these: what sets them apart is in the long run, and in tests of their parts.
 _LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short", MXFP4}
@@ -54,7 +53,7 @@ def test_steps_in_segments_compute_what_whole_steps_do(
     monkeypatch.setattr(Runner, "forward", forward_in_segments)
     cut = run_driver(decoder)
     assert [sequence.tokens for sequence in cut.sequences] == [sequence.tokens for sequence in whole.sequences]
-    torch.testing.assert_close(stack_cache(cut.kv_cache), stack_cache(whole.kv_cache))
+    torch.testing.assert_close([layer.cells for layer in cut.kv_cache], [layer.cells for layer in whole.kv_cache])
     torch.testing.assert_close(cut.batch.sampled_logprobs, whole.batch.sampled_logprobs)
 
 

@@ -72,11 +72,13 @@ class GpuDevice:
             return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
-        shape = None if layer.mixer.attention is None else layer.mixer.attention.shape
-        dtypes = (model.dtype, model.kv_dtype)
-        attentions = [one for one in model.spec.attentions if one.shape == shape]
+        mixer, dtypes = layer.mixer.attention, (model.dtype, model.kv_dtype)
+        assert mixer is not None
+        attentions = [one for one in model.spec.attentions if one.shape == mixer.shape]
         yield Option(
-            PAGED_ATTENTION, None, lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket)
+            PAGED_ATTENTION,
+            attention_plan.refuses(mixer.head_dim),
+            lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket),
         )
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
