@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import FP8_ROW, INT4
 from blink.kernels.gpu.attention import decode as attention
+from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.attention import plan as attention_plan
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.gemm import bf16, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
@@ -77,7 +78,7 @@ class GpuDevice:
         attentions = [one for one in model.spec.attentions if one.shape == mixer.shape]
         yield Option(
             PAGED_ATTENTION,
-            attention_plan.refuses(mixer.head_dim),
+            heads.refuses(mixer.head_dim),
             lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket),
         )
 

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
+from blink.kernels.gpu.attention.heads import refuses
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
@@ -86,8 +87,6 @@ def _check_heads(spec: ModelSpec) -> None:
     Raises:
         ConfigError: it has none.
     """
-    from blink.kernels.gpu.attention.plan import refuses
-
     reasons = filter(None, (refuses(attention.head_dim) for attention in spec.attentions))
     if reason := next(reasons, None):
         raise ConfigError(f"The GPU's paged attention does not take {reason}: use --device cpu, or another model.")

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.attention.plan import GpuAttentionPlan, refuses
+from blink.kernels.gpu.attention.heads import refuses
+from blink.kernels.gpu.attention.plan import GpuAttentionPlan
 from blink.kernels.gpu.attention.prefill import attend_prompts
 from blink.kernels.gpu.attention.work import (
     END_KEY,

@@ -49,7 +49,6 @@ _ITEMS_PER_PROGRAM = 16
 _SHORT_PAIRS = 32768
 _PROMPT_PAIRS = 4096
 _MOST_STAGES = 3
-_MAX_HEAD_DIM = 256
 _SPARE_BYTES = 16 << 10  # of shared memory, beside a tile's queries, keys and values
 
 
@@ -60,11 +59,6 @@ class GpuAttentionPlan:
     num_tokens: int
     block_tables: Tensor
     work_lists: tuple[WorkList, ...]
-
-
-def refuses(head_dim: int) -> str | None:
-    """Say why paged attention, which is for all layers, does not take heads of a size; None: it takes them."""
-    return None if head_dim % 16 == 0 and head_dim <= _MAX_HEAD_DIM else f"heads of {head_dim}"
 
 
 def plan_attention(
