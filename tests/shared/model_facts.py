@@ -97,8 +97,8 @@ def _describe_model(spec: ModelSpec) -> dict[str, Any]:
 
 def _describe_options(part: Part, *told: str) -> dict[str, Any]:
     """Return the options of a part that are not at their defaults, but for those told of all."""
-    found = {name: getattr(part, name) for name in part.options_beyond(*told)}
-    return {name: asdict(value) if is_dataclass(value) else value for name, value in found.items()}
+    found: dict[str, Any] = {name: getattr(part, name) for name in part.options_beyond(*told)}
+    return {name: asdict(cast(Any, value)) if is_dataclass(value) else value for name, value in found.items()}
 
 
 def _describe_layers(spec: ModelSpec) -> dict[str, Any]:

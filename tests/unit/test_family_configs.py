@@ -98,7 +98,7 @@ def test_sizes_of_layers_without_a_window_are_read_in_both_forms(tmp_path: Path)
     shapes = [attention_of(layer).shape for layer in published.layers]
     assert shapes == [*[(32, 16, 256)] * 5, (32, 4, 512)] * 10
     each = {str(index): {"head_dim": 512, "num_key_value_heads": 4} for index in range(5, 60, 6)}
-    said = {"global_head_dim": ..., "num_global_key_value_heads": ...}
+    said: dict[str, Any] = {"global_head_dim": ..., "num_global_key_value_heads": ...}
     assert read_changed(tmp_path, "gemma-4-31b", **said, per_layer_config=each) == published
     each["5"] = {"head_dim": 128}
     with pytest.raises(ConfigError, match="more than two shapes"):
