@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from blink.formats.schemes import FP8_ROWS
-from blink.models.layers import MoeMlp
+from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 
 

@@ -36,7 +36,7 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
-from blink.models.layers import MoeMlp
+from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 from blink.runner import gpu_device

@@ -40,7 +40,7 @@ from blink.kernels.gpu.gemm.tile_configs import Output
 from blink.kernels.gpu.launch import compile_ahead
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
-from blink.models.layers import MoeMlp
+from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 from blink.runner.gpu_device import MAX_INT4_ROWS_BEFORE_HI_LO

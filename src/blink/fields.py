@@ -83,6 +83,10 @@ class Fields:
             raise self._wrong(key, value, "an object")
         return value
 
+    def override(self, values: Mapping[str, Any]) -> Fields:
+        """Return these values with others over them."""
+        return Fields({**self._values, **values}, self.place, self._prefix)
+
     def has(self, key: str) -> bool:
         """Return whether there is a value."""
         return self._values.get(self._prefix + key) is not None

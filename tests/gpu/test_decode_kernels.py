@@ -25,7 +25,7 @@ from blink.kernels.operands import HeadNorm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights
-from blink.models.layers import DenseMlp
+from blink.models.mlps import DenseMlp
 from blink.models.rope import Rope
 from blink.plan.execution_plan import NormStyle
 from blink.runner.run import Runner

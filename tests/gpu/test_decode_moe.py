@@ -21,7 +21,7 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import LayerWeights, MoeWeights
-from blink.models.layers import MoeMlp, Router
+from blink.models.mlps import MoeMlp, Router
 from blink.models.rope import Rope
 from blink.plan.execution_plan import NormStyle
 from blink.runner.run import Runner

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 
 from blink.models.families import FAMILIES
-from blink.models.layers import CONV_WIDTH, Attention, DenseMlp, GatedDeltaNet, MoeMlp
+from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet
+from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize

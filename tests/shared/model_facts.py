@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +14,9 @@ import numpy as np
 import blink.models
 from blink.cli import model_fit
 from blink.models.families import FAMILIES
-from blink.models.layers import LayerSpec, MoeMlp
+from blink.models.layers import LayerSpec
+from blink.models.mlps import MoeMlp
+from blink.models.part import Part
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 from blink.models.weights.config_json import read_config_json
@@ -23,6 +25,8 @@ from blink.models.weights.gguf_metadata import read_gguf_spec
 
 CONFIGS = Path(blink.models.__file__).parent / "configs"
 _ROOM = 80 << 30
+_TOLD_OF_MODELS = ("tie_embeddings", "embedding_scale", "logits_softcap", "logits_divisor", "quantization")
+_TOLD_OF_ATTENTION = ("window", "softcap", "scale", "sinks", "qk_norm", "qkv_bias", "output_bias")
 
 
 def read_case(case: dict[str, Any], directory: Path) -> ModelSpec:
@@ -87,7 +91,14 @@ def _describe_model(spec: ModelSpec) -> dict[str, Any]:
         "logits_divisor": spec.logits_divisor,
         "quantization": None if spec.quantization is None else asdict(spec.quantization),
         "experts": "" if experts is None else experts.block,
+        **_describe_options(spec, *_TOLD_OF_MODELS),
     }
+
+
+def _describe_options(part: Part, *told: str) -> dict[str, Any]:
+    """Return the options of a part that are not at their defaults, but for those told of all."""
+    found: dict[str, Any] = {name: getattr(part, name) for name in part.options_beyond(*told)}
+    return {name: asdict(cast(Any, value)) if is_dataclass(value) else value for name, value in found.items()}
 
 
 def _describe_layers(spec: ModelSpec) -> dict[str, Any]:
@@ -110,6 +121,8 @@ def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
         else [0, 0, 0, False],
         "expert_biases": mixture is not None and mixture.biases,
         **({"shared_expert": mixture.shared_size} if mixture and mixture.shared_size else {}),
+        **_describe_options(layer, "norms", "residual_scale"),
+        **({} if mixture and mixture.biases else _describe_options(mlp, "activation", "shared_size")),
     }
     if attention is None:
         return {"recurrent": asdict(cast(Any, layer.mixer)), **of_mlp}
@@ -124,7 +137,7 @@ def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
         "sinks": attention.sinks,
         "qk_norm": attention.qk_norm.replace("_", " "),
         "biases": [attention.qkv_bias, attention.output_bias],
-        **({"output_gate": True} if attention.output_gate else {}),
+        **_describe_options(attention, *_TOLD_OF_ATTENTION),
         **of_mlp,
     }
 
@@ -132,4 +145,5 @@ def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
 def _describe_rope(rope: Rope) -> dict[str, Any]:
     parts = {"divisors": rope.divisors, "long_divisors": rope.long_divisors, "frequencies": rope.frequencies()}
     short = {name: [len(values), *(float(f"{value:.9g}") for value in values[1::19])] for name, values in parts.items()}
-    return asdict(rope) | short
+    still = {} if rope.still else {"still"}  # recorded where there are some
+    return {name: value for name, value in (asdict(rope) | short).items() if name not in still}

@@ -53,8 +53,6 @@ LONG_ROPE = {
     "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0],
 }
 MROPE = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 6, 6], "mrope_interleaved": True}
-# Models with more than their text, by the text's model_type.
-WITH_PICTURES = {"qwen3_vl_text": "qwen3_vl", "qwen3_vl_moe_text": "qwen3_vl_moe", "qwen3_5_text": "qwen3_5"}
 VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -63,6 +61,21 @@ VISION = {
     "out_hidden_size": 64,
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
+}
+PIXTRAL = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+}
+# Models with more than their text, by the text's model_type, and the least of what sees pictures.
+WITH_PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_vl_text": ("qwen3_vl", VISION),
+    "qwen3_vl_moe_text": ("qwen3_vl_moe", VISION),
+    "qwen3_5_text": ("qwen3_5", VISION),
+    "ministral3": ("mistral3", PIXTRAL),
 }
 PAIR = ["sliding_attention", "full_attention", "sliding_attention"]
 _RECURRENT = {
@@ -80,6 +93,13 @@ _SHARED = {
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 40,
+}
+_GRANITE = {
+    "attention_bias": True,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 2.5,
 }
 _PHI3 = {"model_type": "phi3", "sliding_window": 90, "num_attention_heads": 2, "num_key_value_heads": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -146,14 +166,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3-long": {**_PHI3, "original_max_position_embeddings": 4, "rope_parameters": LONG_ROPE},
     "olmo2": {"model_type": "olmo2", "attention_bias": True},
-    "granite": {
-        "model_type": "granite",
-        "attention_bias": True,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.5,
-        "attention_multiplier": 0.3,
-        "logits_scaling": 2.5,
-    },
+    "granite": {**_GRANITE, "model_type": "granite"},
     "gpt_oss": {
         "model_type": "gpt_oss",
         "sliding_window": 32,
@@ -161,6 +174,87 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "rope_parameters": {**YARN_ROPE, "truncate": False},
+    },
+}
+_OPT = {"model_type": "opt", "ffn_dim": 80, "init_std": 0.2, "head_dim": None, "num_key_value_heads": None}
+FAMILIES |= {
+    "opt": _OPT,
+    "opt-350m": {**_OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 48},
+    "opt-unbiased": {**_OPT, "enable_bias": False, "tie_word_embeddings": False},
+}
+FAMILIES |= {
+    "olmo3": {
+        "model_type": "olmo3",
+        "sliding_window": 24,
+        "layer_types": PAIR,
+        "rope_parameters": {
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        },
+    },
+    "smollm3": {"model_type": "smollm3", "num_hidden_layers": 5, "tie_word_embeddings": True},
+    "seed_oss": {"model_type": "seed_oss", "rope_theta": 10000.0},
+    "ministral3": {
+        "model_type": "ministral3",
+        "rope_parameters": {
+            **YARN_ROPE,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.4,
+        },
+    },
+    "ernie4_5": {"model_type": "ernie4_5", "tie_word_embeddings": True},
+    "granite4": {
+        **_GRANITE,
+        "model_type": "granitemoehybrid",
+        "shared_intermediate_size": 80,
+        "num_local_experts": 0,
+        "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "rope",
+    },
+    "granite4-nope": {
+        **_GRANITE,
+        "model_type": "granitemoehybrid",
+        "shared_intermediate_size": 80,
+        "num_local_experts": 0,
+        "layer_types": ["full_attention"] * 3,
+        "position_embedding_type": "nope",
+    },
+}
+_GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 24,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": 5.0,
+}
+FAMILIES |= {
+    "gemma4": {
+        **_GEMMA4,
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 128,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+    },
+    "gemma4-moe": {
+        **_GEMMA4,
+        "model_type": "gemma4_text",
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 32,
+    },
+    "gemma4-dense": {
+        **_GEMMA4,
+        "model_type": "gemma4_unified_text",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
     },
 }
 MXFP4 = "gpt_oss-mxfp4"  # its experts rounded
@@ -177,17 +271,18 @@ def make_prompts() -> list[list[int]]:
 
 def make_model(values: dict[str, Any]) -> Any:
     """Return a model of transformers; one of a text part is whole, with the least of what sees pictures."""
-    whole = WITH_PICTURES.get(values["model_type"])
-    if whole is None:
+    if values["model_type"] not in WITH_PICTURES:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager").eval()
+    whole, vision = WITH_PICTURES[values["model_type"]]
     ties = values.get("tie_word_embeddings", False)
-    config = AutoConfig.for_model(whole, text_config=values, vision_config=VISION, tie_word_embeddings=ties)
+    config = AutoConfig.for_model(whole, text_config=values, vision_config=vision, tie_word_embeddings=ties)
     return AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
 
 
 def count_parameters(model: Any) -> int:
     """Return the number of weights of a model's text part."""
-    return sum(weight.numel() for name, weight in model.named_parameters() if ".visual." not in name)
+    others = (".visual.", ".vision_tower.", ".multi_modal_projector.")
+    return sum(weight.numel() for name, weight in model.named_parameters() if not any(one in name for one in others))
 
 
 def save_model(name: str, path: Path) -> Any:
@@ -202,6 +297,9 @@ def save_model(name: str, path: Path) -> Any:
                 weight.copy_(torch.rand_like(weight) + 0.5 if "norm" in weight_name else torch.randn_like(weight))
             elif "bias" in weight_name or "experts" in weight_name:
                 weight.copy_(0.2 * torch.randn_like(weight))
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("layer_scalar"):
+                buffer.copy_(torch.rand_like(buffer) + 0.5)
     model.save_pretrained(path, max_shard_size="60KB")
     if name == MXFP4:
         quantize_model(model, path)

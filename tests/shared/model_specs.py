@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from blink.kernels.layer_cache import KvCache, LayerCache
-from blink.models.layers import Attention, DenseMlp, LayerSpec, MoeMlp
+from blink.models.layers import Attention, LayerSpec
+from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.rope import Rope
 from blink.models.spec import ModelSpec
 

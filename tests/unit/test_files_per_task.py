@@ -40,7 +40,7 @@ class Pending:
 BUILT = [
     Built("a number format: MXFP4", r"(?i)mxfp4", 2 + 1),
     Built("an endpoint: /detokenize", r"DetokenizeBody|answer_detokenize", 1 + 3),
-    Built("a model family: Granite", r"import .*\bgranite\b|\"granite\": Family", 1),
+    Built("a model family: Granite", r"    granite,|\"granite\": Family", 1),
     Built("a kernel: 4 bits of prompts", r"INT4_PREFILL|multiply_prompts", 3),
     Built("a recurrent layer: gated delta-net", r"GatedDeltaNet|\bdelta_rule\b|delta_decode", 6 + 6),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),

@@ -3,21 +3,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 if find_spec("triton") is None:
     pytest.skip("needs triton: pip offers it for Linux on x86-64 and arm64", allow_module_level=True)
 
 import blink.models
+from blink.config import ModelConfig
+from blink.errors import ConfigError
 from blink.formats.layouts import Layout, Matrix
 from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, INT4, Encoding
 from blink.kernels.gpu.device import supposing
-from blink.models.layers import DenseMlp, MoeMlp, Router
+from blink.models.mlps import DenseMlp, MoeMlp, Router
+from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
@@ -174,3 +179,20 @@ def test_another_gpu_takes_what_runs_there() -> None:
     assert found.norms is NormStyle.KERNEL and found.layers[0].qkv.kernel == "cuBLAS"
     assert all("no Hopper" in reason for reason in found.refused)
     assert found.layers[0].attend.refused == ("decode attention (no Hopper)",)
+
+
+def test_heads_that_no_attention_takes_are_refused() -> None:
+    wide = make_spec("gemma4_text", make_attention(8, 2, 512), DenseMlp(size=1024), num_layers=2)
+    for rows, tokens in ((1, 0), (4, 64)):
+        with pytest.raises(ConfigError, match=r"No kernel .*: .*paged attention \(heads of 512\)"):
+            plan(expected_sites(wide, 16), rows, tokens=tokens)
+    assert plan(expected_sites(make_spec("", make_attention(8, 2, 256), DenseMlp(size=1024), num_layers=2), 16), 4)
+
+
+def test_a_gpu_refuses_heads_before_weights_are_read(tmp_path: Path) -> None:
+    """Gemma 4 has heads of 512 in layers without a window."""
+    case = json.loads(Path(__file__).with_name("model_facts.json").read_text())["gemma-4-31b"]
+    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
+    config = ModelConfig(model=str(tmp_path), load_format="dummy")
+    with pytest.raises(ConfigError, match=r"paged attention does not take heads of 512: use --device cpu"):
+        load_model(config, torch.device("cuda"), torch.bfloat16)

@@ -20,7 +20,6 @@ from blink.models.weights.source import read_spec
 from blink.runner.run import Runner
 from model_driver import Driver
 from model_families import FAMILIES, MXFP4, NUM_NEW, check, count_parameters, generate, make_prompts, save_model
-from model_specs import stack_cache
 
 # The others are near to these: what sets them apart is in the long run, and in tests of their parts.
 _LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short", MXFP4}
@@ -54,7 +53,7 @@ def test_steps_in_segments_compute_what_whole_steps_do(
     monkeypatch.setattr(Runner, "forward", forward_in_segments)
     cut = run_driver(decoder)
     assert [sequence.tokens for sequence in cut.sequences] == [sequence.tokens for sequence in whole.sequences]
-    torch.testing.assert_close(stack_cache(cut.kv_cache), stack_cache(whole.kv_cache))
+    torch.testing.assert_close([layer.cells for layer in cut.kv_cache], [layer.cells for layer in whole.kv_cache])
     torch.testing.assert_close(cut.batch.sampled_logprobs, whole.batch.sampled_logprobs)
 
 
@@ -71,6 +70,19 @@ def test_the_text_part_of_a_model_that_sees_pictures_is_read(tmp_path: Path) -> 
     expected = generate(tmp_path, [[5, 9, 33]], "cpu")
     config = json.loads((tmp_path / "config.json").read_text())
     nested = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    weights = take_weights(tmp_path)
+    save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")
+    assert generate(tmp_path, [[5, 9, 33]], "cpu") == expected
+
+
+def test_the_output_layer_of_a_text_part_is_read_whatever_the_outer_part_says(tmp_path: Path) -> None:
+    """As Mistral Small 3.1 is published: its text has an output layer, and its outer part is tied by default."""
+    save_model("mistral", tmp_path)
+    expected = generate(tmp_path, [[5, 9, 33]], "cpu")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    nested = {"model_type": "mistral3", "text_config": config, "tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(nested))
     weights = take_weights(tmp_path)
     save_file({f"language_model.{name}": value for name, value in weights.items()}, tmp_path / "model.safetensors")

@@ -49,20 +49,23 @@ class Snapshots(NamedTuple):
 class KvCache:
     """What all layers keep, by their indices: keys and values, or states."""
 
-    __slots__ = ("_layers", "recurrent", "snapshots")
+    __slots__ = ("_layers", "_sources", "recurrent", "snapshots")
 
     def __init__(
         self,
         layers: Mapping[int, LayerCache],
         recurrent: Mapping[int, StateCache] | None = None,
         snapshots: Snapshots | None = None,
+        sources: Mapping[int, int] | None = None,
     ) -> None:
+        """sources: of layers that read what another keeps, which."""
         self._layers = dict(sorted(layers.items()))
         self.recurrent = dict(recurrent or {})
         self.snapshots = snapshots
+        self._sources = sources or {}
 
     def __getitem__(self, layer: int) -> LayerCache:
-        return self._layers[layer]
+        return self._layers[self._sources.get(layer, layer)]
 
     def __iter__(self) -> Iterator[LayerCache]:
         """Yield keys and values of each layer that has them."""

@@ -17,8 +17,20 @@ INVALID_LOGITS = CONSTANTS["invalid_logits"]
 # Sampled of a row whose automaton allows nothing more, and whose text may end.
 GRAMMAR_DONE = CONSTANTS["grammar_done"]
 
-Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
+Activation = Literal["silu", "gelu_tanh", "clipped_silu", "relu"]
 CLIP_LIMIT, CLIP_SLOPE = 7.0, 1.702  # of clipped_silu
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """A norm that subtracts the mean and has a bias."""
+
+    weight: Tensor  # [hidden]
+    bias: Tensor  # [hidden]
+    replaces: bool = False  # the residual goes on as the norm of itself
+
+
+Norm = Tensor | LayerNorm  # a tensor [hidden] is the weight of an RMS norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,3 +51,10 @@ def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float) -> N
     wide = part.float()
     rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     torch.mul(wide * rate, weight, out=part)
+
+
+def normalize_heads(x: Tensor, head_dim: int, eps: float) -> None:
+    """Normalise each head of x [rows, heads * head_dim], which may be a view, in place and without a weight."""
+    heads = x.unflatten(1, (-1, head_dim))
+    wide = heads.float()
+    heads.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))

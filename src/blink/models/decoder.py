@@ -8,8 +8,9 @@ from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding, Weight
 from blink.kernels.layer_cache import KvCache, LayerCache, Snapshots, StateCache
+from blink.kernels.operands import Norm
 from blink.kernels.rotary import make_rotary_table
-from blink.models.layer_weights import LayerWeights, count_bytes
+from blink.models.layer_weights import LayerInputWeights, LayerWeights, count_bytes
 from blink.models.spec import ModelSpec
 
 
@@ -21,13 +22,16 @@ class Decoder:
         spec: ModelSpec,
         embedding: Tensor | QuantizedEmbedding,
         layers: list[LayerWeights],
-        norm: Tensor,
+        norm: Norm,
         lm_head: Weight,
         kv_dtype: torch.dtype | None = None,
+        positions: Tensor | None = None,
+        inputs: LayerInputWeights | None = None,
     ) -> None:
         """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight.
 
-        kv_dtype: of keys and values in the KV cache; None: the weights'.
+        kv_dtype: of keys and values in the KV cache; None: the weights'. positions: what is added to the embedding at
+        each position, [positions, hidden]. inputs: of per-layer embeddings.
         """
         self.spec = spec
         self.device = embedding.device
@@ -37,6 +41,8 @@ class Decoder:
         self.layers = layers
         self.norm = norm
         self.lm_head = lm_head
+        self.positions = positions
+        self.inputs = inputs
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
@@ -49,7 +55,7 @@ class Decoder:
     @property
     def num_weight_bytes(self) -> int:
         """How many bytes the weights take; a step reads them all but for experts that no token has."""
-        weights: list[object] = [self.embedding, *self.layers, self.norm]
+        weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
     def allocate_kv_cache(
@@ -74,7 +80,10 @@ class Decoder:
             inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
             groups.append(StateCache(states, inputs))
             recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
-        return KvCache(layers, recurrent, Snapshots(tuple(groups), num_slots) if num_snapshots else None)
+        mixers = {index: layer.mixer.attention for index, layer in enumerate(self.spec.layers)}
+        sources = {index: one.kv_source for index, one in mixers.items() if one and one.kv_source is not None}
+        snapshots = Snapshots(tuple(groups), num_slots) if num_snapshots else None
+        return KvCache(layers, recurrent, snapshots, sources)
 
     def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device).zero_()

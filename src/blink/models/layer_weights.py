@@ -12,17 +12,18 @@ from torch import Tensor
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
 from blink.kernels.delta_rule import DeltaWeights
-from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
-from blink.models.layers import Activation, MoeMlp
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm, Norm
+from blink.models.mlps import Activation, MoeMlp
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
-    """The gated MLP; weights as pack_weight returned them."""
+    """The MLP; weights as pack_weight returned them."""
 
-    gate_up: Weight  # [2 * intermediate, hidden]
+    gate_up: Weight  # [2 * intermediate, hidden], or [intermediate, hidden] without a gate
     down: Weight  # [hidden, intermediate]
     activation: Activation = "silu"
+    biases: tuple[Tensor | None, Tensor | None] = (None, None)  # of both
 
     @property
     def sites(self) -> dict[str, Any]:
@@ -43,6 +44,17 @@ class SharedExpert:
 
 
 @dataclass(frozen=True, slots=True)
+class MlpBeside:
+    """A dense MLP whose norm that of the experts is added to."""
+
+    mlp: DenseWeights
+    end_norm: Tensor  # [hidden]
+    experts_norm: Tensor  # of what the experts read
+    experts_end_norm: Tensor
+    router_norm: Tensor  # of what the router reads
+
+
+@dataclass(frozen=True, slots=True)
 class MoeWeights:
     """A gated MLP per expert and the router that chooses among them."""
 
@@ -53,6 +65,7 @@ class MoeWeights:
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
     shared: SharedExpert | None = None
+    beside: MlpBeside | None = None
 
     @property
     def sites(self) -> dict[str, Any]:
@@ -60,7 +73,8 @@ class MoeWeights:
         is_plain, router = self.spec.activation == "silu" and self.biases is None, matrix_of(self.router)
         top_k = self.spec.router.top_k
         experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain, dtype=router.dtype)
-        shared = {} if self.shared is None else self.shared.mlp.sites
+        dense = self.shared or self.beside
+        shared = {} if dense is None else dense.mlp.sites
         return {"router": router, "experts": experts, **shared}
 
     def add_to(self, stream: Any, *others: Any) -> None:
@@ -77,10 +91,36 @@ class RecurrentWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class InputWeights:
+    """What a layer adds last: its own input, gated by the residual, projected and normalised."""
+
+    gate: Weight  # [input_size, hidden]
+    projection: Weight  # [hidden, input_size]
+    norm: Tensor  # [hidden]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEnd:
+    """What happens to the residual behind a layer's MLP."""
+
+    inputs: InputWeights | None
+    scale: Tensor  # [1]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputWeights:
+    """What makes the inputs that layers have of their own: from a token, and from its embedding."""
+
+    table: Tensor  # [tokens, layers * input_size]
+    projection: Weight  # [layers * input_size, hidden]
+    norm: Tensor  # [input_size]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The weights of one decoder layer; matrices as pack_weight returned them."""
 
-    attention_norm: Tensor | None  # [hidden]
+    attention_norm: Norm | None
     # [in_size of its mixer, hidden]: queries, each head's with its gate behind it if it has one, keys, values; or q, k,
     # v and z of a recurrent layer
     qkv: Weight
@@ -88,13 +128,14 @@ class LayerWeights:
     output: Weight  # [hidden, out_size]
     output_bias: Tensor | None
     head_norm: HeadNorm | None
-    mlp_norm: Tensor | None  # [hidden]
+    mlp_norm: Norm | None
     mlp: DenseWeights | MoeWeights
-    attention_end_norm: Tensor | None = None  # [hidden], of what attention adds to the residual
-    mlp_end_norm: Tensor | None = None
+    attention_end_norm: Norm | None = None  # of what attention adds to the residual
+    mlp_end_norm: Norm | None = None
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     recurrent: RecurrentWeights | None = None
+    end: LayerEnd | None = None
 
 
 def count_bytes(part: object) -> int:

@@ -3,30 +3,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from blink.models.cache_layout import PerSequence, PerToken
-from blink.models.rope import Rope
+from blink.models.mlps import DenseMlp, MoeMlp
+from blink.models.part import Part
+from blink.models.rope import Rope, unrotated
 
-Activation = Literal["silu", "gelu_tanh", "clipped_silu"]
 QkNorm = Literal["none", "head", "all_heads"]  # each head of queries and keys by itself, or one norm over all of them
-Norms = Literal["before", "after", "both"]  # where attention and MLP are normalised
+# Where attention and MLP are normalised; "replacing": the residual becomes the norm of itself behind each of both.
+Norms = Literal["before", "after", "both", "replacing"]
 
 
-class Part:
-    """A part of a model's description, whose fields with defaults are options."""
+@dataclass(frozen=True, slots=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + slope * ln(1 + floor(p / period))."""
 
-    __slots__ = ()
-
-    def options_beyond(self, *known: str) -> list[str]:
-        """Return the names of the options that are not at their defaults, but for those known."""
-        assert dataclasses.is_dataclass(self)
-        options = (field for field in fields(self) if field.default is not dataclasses.MISSING)
-        return [one.name for one in options if one.name not in known and getattr(self, one.name) != one.default]
+    slope: float
+    period: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +43,10 @@ class Attention(Part):
     output_bias: bool = False
     # What a query head attends to is multiplied by the sigmoid of its gate, which is projected behind its query.
     output_gate: bool = False
+    query_growth: QueryGrowth | None = None
+    value_norm: bool = False  # each head of values is normalised, without a weight
+    keys_as_values: bool = False  # values are keys before their norm and rotation
+    kv_source: int | None = None  # the layer whose keys and values these queries see; None: its own
 
     @property
     def attention(self) -> Attention:
@@ -60,7 +61,7 @@ class Attention(Part):
     @property
     def in_size(self) -> int:
         """Width of what is projected of one token."""
-        return (1 + self.output_gate) * self.q_size + 2 * self.kv_size
+        return (1 + self.output_gate) * self.q_size + (2 * self.kv_size if self.kv_source is None else 0)
 
     @property
     def out_size(self) -> int:
@@ -76,6 +77,11 @@ class Attention(Part):
     def kv_size(self) -> int:
         """Width of the keys (or the values) of one token."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Query heads, key-value heads and the size of each: what attention is planned by."""
+        return self.heads, self.kv_heads, self.head_dim
 
     @property
     def group(self) -> int:
@@ -96,9 +102,9 @@ class Attention(Part):
         }
 
     @property
-    def state(self) -> PerToken:
-        """What the layer keeps of each token."""
-        return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
+    def state(self) -> PerToken | None:
+        """What the layer keeps of each token; None: another layer keeps it."""
+        return None if self.kv_source is not None else PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
 
     @property
     def recurrent_state(self) -> None:
@@ -120,8 +126,10 @@ class Attention(Part):
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
         biases = self.qkv_bias * self.in_size + self.output_bias * hidden
-        norms = {"none": 0, "head": 2 * self.head_dim, "all_heads": self.q_size + self.kv_size}[self.qk_norm]
-        return self.num_matrix_weights(hidden) + biases + norms + self.sinks * self.heads
+        own_keys = self.kv_source is None
+        norms = {"none": 0, "head": (1 + own_keys) * self.head_dim, "all_heads": self.q_size + self.kv_size}
+        doubled = self.keys_as_values * own_keys * self.kv_size * hidden  # rows that a file has once
+        return self.num_matrix_weights(hidden) - doubled + biases + norms[self.qk_norm] + self.sinks * self.heads
 
 
 CONV_WIDTH = 4  # inputs of the convolution that a recurrent layer begins with
@@ -194,99 +202,6 @@ class GatedDeltaNet(Part):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseMlp(Part):
-    """One gated MLP for all tokens."""
-
-    size: int
-    activation: Activation = "silu"
-
-    @property
-    def mixture(self) -> None:
-        """It is none."""
-        return
-
-    @property
-    def active(self) -> DenseMlp:
-        """What one token takes."""
-        return self
-
-    @property
-    def rules(self) -> dict[str, bool]:
-        """There are none."""
-        return {}
-
-    def matrices(self, hidden: int) -> list[tuple[int, int]]:
-        """Return rows and columns of the matrices that all tokens multiply with."""
-        return [(2 * self.size, hidden), (hidden, self.size)]
-
-    def num_matrix_weights(self, hidden: int) -> int:
-        """Return the number of weights in the matrices."""
-        return 3 * hidden * self.size
-
-    def num_expert_weights(self, hidden: int) -> int:  # noqa: ARG002 - as MoeMlp has it
-        """Return the number of weights in experts' matrices."""
-        return 0
-
-    def num_parameters(self, hidden: int) -> int:
-        """Return the number of all weights."""
-        return self.num_matrix_weights(hidden)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Router(Part):
-    """How a token chooses its experts: by a softmax over all, those with the highest probabilities."""
-
-    top_k: int
-    renormalize: bool = False  # the chosen probabilities sum to 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeMlp(Part):
-    """A gated MLP per expert, of which each token has a few."""
-
-    experts: int
-    size: int  # of each expert
-    router: Router
-    activation: Activation = "silu"
-    biases: bool = False  # of router and experts
-    shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
-
-    @property
-    def mixture(self) -> MoeMlp:
-        """It is one."""
-        return self
-
-    @property
-    def active(self) -> MoeMlp:
-        """What one token takes."""
-        return replace(self, experts=self.router.top_k)
-
-    @property
-    def rules(self) -> dict[str, bool]:
-        """What the values must be to each other, and whether they are."""
-        return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
-
-    def matrices(self, hidden: int) -> list[tuple[int, int]]:
-        """Return rows and columns of the matrices that all tokens multiply with: the router's, a shared expert's."""
-        shared = [(2 * self.shared_size, hidden), (hidden, self.shared_size)] if self.shared_size else []
-        return [(self.experts, hidden), *shared]
-
-    def num_matrix_weights(self, hidden: int) -> int:
-        """Return the number of weights in the matrices, but for the router's."""
-        return self.num_expert_weights(hidden) + 3 * hidden * self.shared_size
-
-    def num_expert_weights(self, hidden: int) -> int:
-        """Return the number of weights in experts' matrices."""
-        return self.experts * 3 * hidden * self.size
-
-    def num_parameters(self, hidden: int) -> int:
-        """Return the number of all weights, the router's too."""
-        biases = self.biases * self.experts * (2 * self.size + hidden + 1)
-        shared_gate = hidden if self.shared_size else 0
-        return self.num_matrix_weights(hidden) + self.experts * hidden + shared_gate + biases
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec(Part):
     """One layer: what mixes the tokens of a sequence, and the MLP of each token; both add to the residual."""
 
@@ -294,6 +209,9 @@ class LayerSpec(Part):
     mlp: DenseMlp | MoeMlp
     norms: Norms = "before"
     residual_scale: float = 1.0  # of what both add
+    norm_biases: bool = False  # norms subtract the mean, and have biases
+    input_size: int = 0  # of each token's own input of the layer, which gates what the layer adds last; 0: it has none
+    has_scale: bool = False  # the residual is multiplied by a number behind the layer
 
     @property
     def rules(self) -> dict[str, bool]:
@@ -302,8 +220,13 @@ class LayerSpec(Part):
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
-        norms = (4 if self.norms == "both" else 2) * hidden
-        return self.mixer.num_parameters(hidden) + self.mlp.num_parameters(hidden) + norms
+        norms = (4 if self.norms == "both" else 2) * self.norm_size(hidden)
+        own_input = (2 * self.input_size + 1) * hidden if self.input_size else 0
+        return self.mixer.num_parameters(hidden) + self.mlp.num_parameters(hidden) + norms + own_input
+
+    def norm_size(self, hidden: int) -> int:
+        """Return the number of weights of one norm."""
+        return (1 + self.norm_biases) * hidden
 
 
 def repeat_layer(
@@ -333,6 +256,13 @@ def change_some(
         if id(layer) not in found:
             found[id(layer)] = change(layer)
     return tuple(found[id(layer)] if index in chosen else layer for index, layer in enumerate(layers))
+
+
+def remove_rope(layer: LayerSpec) -> LayerSpec:
+    """Return a layer whose attention rotates nothing."""
+    attention = layer.mixer.attention
+    assert attention is not None
+    return replace(layer, mixer=replace(attention, rope=unrotated(attention.head_dim)))
 
 
 def shorten_window(window: int, max_model_len: int) -> int:

@@ -83,11 +83,13 @@ class Rope:
     long_divisors: tuple[float, ...] = ()  # LongRoPE's, for a context longer than original_max_len
     original_max_len: int = 0
     magnitude: float = 1.0  # by which YaRN and LongRoPE lengthen rotated queries and keys
+    still: int = 0  # how many of the last pairs are not rotated
 
     def is_sound(self) -> bool:
         """Return whether `frequencies` has a result: numbers that are finite and positive."""
         factors = [*self.divisors, *self.long_divisors, self.magnitude, *(self.scaling.factors if self.scaling else ())]
         has_all = all(len(part) in (0, self.rotary_dim // 2) for part in (self.divisors, self.long_divisors))
+        has_all = has_all and 0 <= self.still <= self.rotary_dim // 2
         return has_all and self.theta >= 1 and all(_SMALLEST_FACTOR <= factor < math.inf for factor in factors)
 
     def fit(self, max_model_len: int) -> Rope:
@@ -98,9 +100,15 @@ class Rope:
 
     def frequencies(self) -> list[float]:
         """Return the rotary_dim / 2 frequencies in radians per token."""
-        plain = [self.theta ** (-2 * i / self.rotary_dim) for i in range(self.rotary_dim // 2)]
+        pairs = self.rotary_dim // 2
+        plain = [self.theta ** (-2 * i / self.rotary_dim) if i < pairs - self.still else 0.0 for i in range(pairs)]
         if self.divisors:
             return [frequency / divisor for frequency, divisor in zip(plain, self.divisors, strict=True)]
         if self.scaling is not None:
             return [frequency / self.scaling.divisor(frequency) for frequency in plain]
         return plain
+
+
+def unrotated(head_dim: int) -> Rope:
+    """Return what rotates nothing, of layers without a rotary embedding: so that kernels need no other code."""
+    return Rope(theta=1.0, rotary_dim=head_dim, still=head_dim // 2)

@@ -10,7 +10,25 @@ from dataclasses import dataclass, replace
 from blink.errors import ConfigError
 from blink.formats.schemes import Quantization
 from blink.models.cache_layout import CacheLayout
-from blink.models.layers import Attention, LayerSpec, MoeMlp, Part, shorten_window
+from blink.models.layers import Attention, LayerSpec, shorten_window
+from blink.models.mlps import MoeMlp
+from blink.models.part import Part
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """Learned positions: a table whose row p + offset is added to the embedding of position p."""
+
+    rows: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """Per-layer embeddings: a table with a row of each token, of which every layer reads its own `size` columns."""
+
+    rows: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +45,9 @@ class ModelSpec(Part):
     embedding_scale: float = 1.0
     logits_softcap: float = 0.0  # logits become cap * tanh(logit / cap); 0: as they are
     logits_divisor: float = 1.0
+    positions: PositionTable | None = None
+    layer_inputs: LayerInputs | None = None
+    embedding_size: int = 0  # of embeddings that are projected to hidden_size, and back for logits; 0: none are
     quantization: Quantization | None = None  # of the checkpoint's matrices
 
     def check(self, place: str) -> None:
@@ -127,5 +148,18 @@ class ModelSpec(Part):
     @property
     def num_parameters(self) -> int:
         """Number of weights, those of a tied embedding counted once."""
-        embeddings = self.num_output_weights * (1 if self.tie_embeddings else 2)
-        return self.count(lambda layer: layer.num_parameters(self.hidden_size)) + embeddings + self.hidden_size
+        width = self.embedding_size or self.hidden_size
+        embeddings = self.vocab_size * width * (1 if self.tie_embeddings else 2)
+        projections = 2 * self.hidden_size * self.embedding_size
+        table = 0 if self.positions is None else self.positions.rows * self.hidden_size
+        norm = 0 if self.layers[-1].norms == "replacing" else self.layers[-1].norm_size(self.hidden_size)
+        layers = self.count(lambda layer: layer.num_parameters(self.hidden_size))
+        return layers + embeddings + projections + table + norm + self._num_input_weights
+
+    @property
+    def _num_input_weights(self) -> int:
+        """Number of weights of per-layer embeddings, but for the layers' own."""
+        if self.layer_inputs is None:
+            return 0
+        columns = self.num_layers * self.layer_inputs.size
+        return (self.layer_inputs.rows + self.hidden_size) * columns + self.layer_inputs.size

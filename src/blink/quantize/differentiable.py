@@ -36,7 +36,8 @@ def check_differentiable(spec: ModelSpec) -> None:
     for attention in spec.attentions:
         options += attention.options_beyond("qk_norm", "qkv_bias", "output_bias")
         options += ["qk_norm"] if attention.qk_norm == "all_heads" else []
-    if options or spec.mixture is not None or family.is_fused or family.shifted_norms:
+    is_plain = not (family.is_qkv_fused or family.shifted_norms or family.rotates_pairs)
+    if options or spec.mixture is not None or not is_plain:
         raise ConfigError(f"--tune is for models like Llama, Qwen 2 and Qwen 3, not for {spec.architecture} as it is.")
 
 

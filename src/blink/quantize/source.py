@@ -49,9 +49,11 @@ class SourceModel:
             raise ConfigError(
                 f"{self.path} has matrices of {self.spec.quantization.title} already; take one of 16 bits."
             )
-        names = FAMILIES[self.spec.architecture].experts
-        if names is not None and names.are_joined:
+        family = FAMILIES[self.spec.architecture]
+        if family.experts is not None and family.experts.are_joined:
             raise ConfigError(f"{self.path}: experts that share a tensor ({self.spec.architecture}) are not quantized.")
+        if family.tensor_names:
+            raise ConfigError(f"{self.path}: {family.title} is not quantized by this command; use --quantization fp8.")
         if find_format(self.path) == "gguf":
             self._config = _describe_gguf(self.path, self.spec)
             self.checkpoint: GgufCheckpoint | SafetensorsCheckpoint = GgufCheckpoint(self.path, self.spec)

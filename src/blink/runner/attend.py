@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.attention import paged_attention, plan_attention
+from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from blink.kernels.delta_rule import Projections, Rows
-from blink.kernels.rms_norm import rms_norm_columns
+from blink.kernels.rms_norm import normalize_heads, rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
-from blink.models.layers import Attention
+from blink.models.layers import Attention, QueryGrowth
 from blink.runner.devices import DeviceCode
 from blink.runner.step import Step
 
@@ -49,7 +50,10 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
     model, batch, tokens = step.model, step.batch, step.bucket.tokens
     positions, kv_slots = batch.positions[:tokens], batch.kv_slots[:tokens]
     rotations = [table.index_select(0, positions) for table in model.rotary_tables]
-    plan = plan_attention(batch, tokens, step.bucket.rows, model.attentions, step.kv_cache.first, model.dtype)
+    growths = {one.query_growth for one in model.attentions}
+    factors = {growth: _grow(positions, growth, model.dtype) for growth in growths if growth is not None}
+    nowhere = torch.full_like(kv_slots, -1)
+    plans = _plan_shapes(step)
 
     def attend(qkv: Tensor, index: int) -> Tensor:
         layer, cache, rotation = model.layers[index], step.kv_cache[index], rotations[model.table_of[index]]
@@ -59,11 +63,36 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
         if mixer.output_gate:
             qkv, gates = _split_gates(qkv, mixer)
         _normalize_all_heads(step, qkv, index, mixer)
-        query = rotate_and_store(qkv, rotation, kv_slots, cache, layer.head_norm, layer.attention.kv_scales)
-        found = paged_attention(query, cache, plan, layer.attention)
+        if mixer.kv_source is not None:  # to rotate queries is to rotate no keys beside them and to store none
+            qkv = functional.pad(qkv, (0, 2 * mixer.kv_size))
+        elif mixer.value_norm:
+            normalize_heads(qkv[:, -mixer.kv_size :], mixer.head_dim, model.spec.rms_norm_eps)
+        slots = kv_slots if mixer.kv_source is None else nowhere
+        query = rotate_and_store(qkv, rotation, slots, cache, layer.head_norm, layer.attention.kv_scales)
+        if mixer.query_growth is not None:
+            query = query.mul_(factors[mixer.query_growth])
+        found = paged_attention(query, cache, plans[mixer.shape], layer.attention)
         return found if gates is None else found.mul_(gates)
 
     return attend
+
+
+def _plan_shapes(step: Step) -> dict[tuple[int, int, int], AttentionPlan]:
+    """Plan the attention of each shape of heads."""
+    model, found = step.model, dict[tuple[int, int, int], AttentionPlan]()
+    for index, layer in enumerate(model.spec.layers):
+        mixer = layer.mixer.attention
+        if mixer is not None and mixer.shape not in found:
+            alike = [one for one in model.attentions if one.shape == mixer.shape]
+            sizes = step.bucket.tokens, step.bucket.rows
+            found[mixer.shape] = plan_attention(step.batch, *sizes, alike, step.kv_cache[index], model.dtype)
+    return found
+
+
+def _grow(positions: Tensor, growth: QueryGrowth, dtype: torch.dtype) -> Tensor:
+    """Return the factor of all queries at each position [tokens, 1, 1]."""
+    periods = positions.div(growth.period, rounding_mode="floor")
+    return periods.float().log1p_().mul_(growth.slope).add_(1).to(dtype)[:, None, None]
 
 
 def _split_gates(qkv: Tensor, mixer: Attention) -> tuple[Tensor, Tensor]:

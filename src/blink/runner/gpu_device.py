@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import FP8_ROW, INT4
 from blink.kernels.gpu.attention import decode as attention
+from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.attention import plan as attention_plan
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.gemm import bf16, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
@@ -72,9 +73,13 @@ class GpuDevice:
             return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
-        dtypes, attentions = (model.dtype, model.kv_dtype), model.spec.attentions
+        mixer, dtypes = layer.mixer.attention, (model.dtype, model.kv_dtype)
+        assert mixer is not None
+        attentions = [one for one in model.spec.attentions if one.shape == mixer.shape]
         yield Option(
-            PAGED_ATTENTION, None, lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket)
+            PAGED_ATTENTION,
+            heads.refuses(mixer.head_dim),
+            lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket),
         )
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:

@@ -17,6 +17,7 @@ from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm import gemv
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
+from blink.kernels.operands import Norm
 from blink.kernels.rms_norm import rms_norm
 from blink.models.layer_weights import DenseWeights, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
@@ -33,7 +34,7 @@ class ReaderNorms(Stream):
         self._step, self._eps = step, step.model.spec.rms_norm_eps
         self.residual = plain(step.model.embedding).index_select(0, step.batch.input_ids[: step.bucket.rows])
 
-    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
+    def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
         return gemv.normed_linear(self.residual, plain(norm), self._eps, weight, bias)
 
@@ -41,12 +42,12 @@ class ReaderNorms(Stream):
         """Add x times a weight to the residual."""
         gemv.add_linear(x, weight, self.residual, bias)
 
-    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
+    def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a gated MLP of the norm of the residual."""
         gated = gemv.gated_linear(self.residual, plain(norm), self._eps, mlp.gate_up)
         gemv.add_linear(gated, mlp.down, self.residual)
 
-    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
+    def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a mixture of experts of the norm of the residual."""
         logits = gemv.normed_linear(self.residual, plain(norm), self._eps, mlp.router)
         routes = _choose_experts(mlp, logits, self._step.batch)
@@ -55,7 +56,7 @@ class ReaderNorms(Stream):
 
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the logits [rows, vocab]."""
-        return gemv.normed_linear(self.residual, self._step.model.norm, self._eps, weight)
+        return gemv.normed_linear(self.residual, plain(self._step.model.norm), self._eps, weight)
 
     def pause(self) -> Stream:
         """Keep the residual."""
@@ -77,7 +78,7 @@ class WriterNorms(Stream):
             tokens=plan.padded,
         )
 
-    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
+    def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
         return gemm.normed_linear(self._normed, self._eps, weight, bias)
 
@@ -93,13 +94,13 @@ class WriterNorms(Stream):
             tokens=self._step.plan.padded,
         )
 
-    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
+    def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a gated MLP of the norm of the residual."""
         assert plan.down is not None
         gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=plan.down.reads)
         self.add(gated, mlp.down, None, plan.down, then)
 
-    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+    def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
         assert plan.experts is not None
         if plan.experts.kernel == STREAMED:
@@ -135,7 +136,9 @@ class WriterNorms(Stream):
         if step.bucket.decoding:
             return gemm.normed_linear(self._normed, self._eps, weight)
         last = take_last_tokens(self.residual, step.batch, step.bucket.rows)
-        return step.kernels.matmuls[choice.kernel].multiply(rms_norm(last, step.model.norm, self._eps), weight, None)
+        return step.kernels.matmuls[choice.kernel].multiply(
+            rms_norm(last, plain(step.model.norm), self._eps), weight, None
+        )
 
     def pause(self) -> Stream:
         """Keep the residual and its norm."""

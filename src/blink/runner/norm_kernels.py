@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.formats.base import Weight
 from blink.kernels.activation import activate
-from blink.kernels.rms_norm import last_token_norm, rms_norm
-from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
+from blink.kernels.operands import Norm
+from blink.kernels.rms_norm import rms_norm
+from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
-from blink.runner.step import Step, cap_logits
+from blink.runner.matmul import linear
+from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
 
 
@@ -22,19 +26,20 @@ class NormKernels(Stream):
         """Begin with a residual [tokens, hidden]."""
         self.residual = residual
         self._step, self._eps = step, step.model.spec.rms_norm_eps
+        self._norms = LAYER_NORMS if step.model.spec.layers[0].norm_biases else RMS_NORMS
         self._update: Tensor | None = None  # that is yet to be added
         self._projected: Tensor | None = None  # what project() has multiplied last
 
-    def read(self, norm: Tensor | None) -> Tensor:
+    def read(self, norm: Norm | None) -> Tensor:
         """Return the norm of the residual [tokens, hidden], or the residual itself."""
         update, self._update = self._update, None
         if norm is None:
             return self.residual if update is None else self.residual.add_(update)
         if update is None:
-            return rms_norm(self.residual, norm, self._eps)
-        return rms_norm(update, norm, self._eps, self.residual)
+            return self._norms.whole(self.residual, norm, self._eps)
+        return self._norms.whole(update, norm, self._eps, self.residual)
 
-    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
+    def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         """Return the norm of the residual times a weight."""
         self._projected = self.read(norm)
         return self._multiply(self._projected, weight, bias, choice)
@@ -49,34 +54,59 @@ class NormKernels(Stream):
         """Add x times a weight to the residual."""
         self._write(self._multiply(x, weight, bias, choice), then)
 
-    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+    def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a gated MLP of the norm of the residual."""
         self._write(self._run_dense(self.read(norm), mlp, plan), then)
 
-    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+    def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
-        assert plan.router is not None and plan.experts is not None
         hidden = self.read(norm)
-        logits = self._multiply(hidden, mlp.router, mlp.router_bias, plan.router)
-        found = self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
+        if mlp.beside is not None:
+            self._write(self._run_beside(hidden, mlp, mlp.beside, plan), then)
+            return
+        found = self._mix(hidden, hidden, mlp, plan)
         if mlp.shared is not None:
             gate = torch.sigmoid(hidden @ mlp.shared.gate)[:, None]
             found = found.addcmul_(self._run_dense(hidden, mlp.shared.mlp, plan), gate)
         self._write(found, then)
 
+    def _run_beside(self, hidden: Tensor, mlp: MoeWeights, beside: MlpBeside, plan: LayerPlan) -> Tensor:
+        """Return an MLP of the norm of the residual, and experts of other norms of it."""
+        dense = rms_norm(self._run_dense(hidden, beside.mlp, plan), beside.end_norm, self._eps)
+        routed = rms_norm(self.residual, beside.router_norm, self._eps)
+        found = self._mix(rms_norm(self.residual, beside.experts_norm, self._eps), routed, mlp, plan)
+        return dense.add_(rms_norm(found, beside.experts_end_norm, self._eps))
+
+    def _mix(self, hidden: Tensor, routed: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
+        """Return the mixture of experts of rows; routed: what the router reads."""
+        assert plan.router is not None and plan.experts is not None
+        logits = self._multiply(routed, mlp.router, mlp.router_bias, plan.router)
+        return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
+
+    def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
+        """Add what a layer makes of its own input, and scale the residual."""
+        residual = self.read(None)
+        if end.inputs is not None:
+            assert inputs is not None
+            gated = functional.gelu(linear(residual, end.inputs.gate), approximate="tanh").mul_(inputs)
+            residual.add_(rms_norm(linear(gated, end.inputs.projection), end.inputs.norm, self._eps))
+        residual.mul_(end.scale)
+
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
         """Return the logits [rows, vocab] of each row's last token."""
         model, rows = self._step.model, self._step.bucket.rows
-        assert self._update is not None
-        hidden = last_token_norm(
-            self._update, model.norm, self._eps, self.residual, self._step.batch.query_starts, rows
-        )
+        batch, update = self._step.batch, self._update
+        if update is None:
+            hidden = self._norms.whole(take_last_tokens(self.residual, batch, rows), model.norm, self._eps)
+        else:
+            starts = batch.query_starts
+            hidden = self._norms.last_tokens(update, model.norm, self._eps, self.residual, starts, rows)
         return cap_logits(model.spec, self._multiply(hidden, weight, None, choice))
 
     def pause(self) -> None:
         """Leave all in the residual."""
-        assert self._update is not None
-        self.residual.add_(self._update)
+        if self._update is not None:
+            self.residual.add_(self._update)
 
     def _run_dense(self, hidden: Tensor, mlp: DenseWeights, plan: LayerPlan) -> Tensor:
         """Return a gated MLP of rows."""
@@ -85,12 +115,12 @@ class NormKernels(Stream):
         if gated is not None:
             inner = gated.multiply(hidden, mlp.gate_up)
         else:
-            inner = activate(self._multiply(hidden, mlp.gate_up, None, plan.gate_up), mlp.activation)
-        return self._multiply(inner, mlp.down, None, plan.down)
+            inner = activate(self._multiply(hidden, mlp.gate_up, mlp.biases[0], plan.gate_up), mlp.activation)
+        return self._multiply(inner, mlp.down, mlp.biases[1], plan.down)
 
     def _write(self, update: Tensor, then: Then) -> None:
         if then.end_norm is not None:
-            update = rms_norm(update, then.end_norm, self._eps)
+            update = self._norms.whole(update, then.end_norm, self._eps)
         self._update = update if then.scale == 1 else update.mul_(then.scale)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from blink.errors import ConfigError
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.layers import LayerSpec
@@ -89,6 +90,9 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
     """Choose the kernels of a step.
 
     whole: whether it runs without a pause, and no more is wanted of it than the logits of rows' last tokens.
+
+    Raises:
+        ConfigError: an operation has no kernel on the device.
     """
     refused: list[str] = []
     for style, plan in device.styles if whole or bucket.decoding else ():
@@ -102,7 +106,10 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
 
 
 def _plan_norm_kernels(device: Device, model: ModelSites, bucket: Bucket, refused: tuple[str, ...]) -> StepPlan:
-    layers = plan_layers(model, lambda layer: _plan_layer(device, model, layer, bucket))
+    try:
+        layers = plan_layers(model, lambda layer: _plan_layer(device, model, layer, bucket))
+    except Refused as reason:
+        raise ConfigError(f"No kernel of this device takes the model: {reason}. Use --device cpu.") from None
     head = choose_matmul(device, model.head, bucket.rows)
     return StepPlan(NormStyle.KERNEL, layers, head, bucket.tokens, refused)
 

@@ -10,6 +10,7 @@ from blink.formats.base import take_rows
 from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.operands import Norm
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
@@ -17,6 +18,7 @@ from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
+from blink.runner.layer_inputs import compute_layer_inputs
 from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
 from blink.runner.planner import plan_step
@@ -129,8 +131,10 @@ class Runner:
     def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
         """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
         residual = take_rows(self.model.embedding, batch.input_ids[:num_tokens], out)
-        scale = self.model.spec.embedding_scale
-        return residual if scale == 1 else residual.mul_(scale)
+        scale, table = self.model.spec.embedding_scale, self.model.positions
+        if scale != 1:
+            residual.mul_(scale)
+        return residual if table is None else residual.add_(table.index_select(0, batch.positions[:num_tokens]))
 
     @property
     def _all_layers(self) -> range:
@@ -140,6 +144,7 @@ class Runner:
         """Add what some layers compute to the residual."""
         if layers.start == 0:
             load_snapshots(step, self._code.copy_states)
+        inputs = self._compute_inputs(step)
         for index in layers:
             layer, plan = self.model.layers[index], step.plan.layers[index]
             scale = self.model.spec.layers[index].residual_scale
@@ -149,10 +154,20 @@ class Runner:
             stream.add(attend(qkv, gates, index), layer.output, layer.output_bias, plan.output, into_mlp)
             into_next = Then(layer.mlp_end_norm, scale, *self._find_next(step, index))
             layer.mlp.add_to(stream, layer.mlp_norm, plan, into_next)
+            if layer.end is not None:
+                stream.end_layer(layer.end, None if inputs is None else inputs[:, index])
         if layers.stop == len(self.model.layers):
             save_snapshots(step, self._code.copy_states)
 
-    def _find_next(self, step: Step, index: int) -> tuple[Tensor | None, FormatId | None]:
+    def _compute_inputs(self, step: Step) -> Tensor | None:
+        """Return the inputs that layers have of their own; None: they have none."""
+        weights, tokens = self.model.inputs, step.bucket.tokens
+        if weights is None:
+            return None
+        embeddings = self._embed(step.batch, tokens)
+        return compute_layer_inputs(weights, step.batch.input_ids[:tokens], embeddings, self.model.spec.rms_norm_eps)
+
+    def _find_next(self, step: Step, index: int) -> tuple[Norm | None, FormatId | None]:
         """Return the norm behind a layer, and what its reader reads."""
         if index + 1 == len(self.model.layers):
             return self.model.norm, step.plan.head.reads

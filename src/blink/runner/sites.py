@@ -95,8 +95,8 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     qkv, output = expect(mixer.in_size, hidden), expect(hidden, mixer.out_size)
     # What is never quantized: routers, and what a recurrent layer has for each value head.
     gates = None if mixer.recurrent_state is None else _expect(None, 2 * mixer.recurrent_state.state[0], hidden)
-    dense_size = layer.mlp.size if mlp is None else mlp.shared_size
-    dense = (expect(2 * dense_size, hidden), expect(hidden, dense_size)) if dense_size else None
+    shapes = layer.mlp.matrices(hidden)[0 if mlp is None else 1 :]  # of a mixture the first is the router
+    dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates)
     encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from blink.formats.base import Weight
 from blink.formats.schemes import FormatId
-from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.kernels.operands import Norm
+from blink.models.layer_weights import DenseWeights, LayerEnd, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
 
 
@@ -18,9 +19,9 @@ from blink.plan.execution_plan import Choice, LayerPlan
 class Then:
     """What happens to what an operation adds to the residual, and who reads the residual next."""
 
-    end_norm: Tensor | None  # of what is added
+    end_norm: Norm | None  # of what is added
     scale: float  # of what is added
-    next_norm: Tensor | None  # of the residual
+    next_norm: Norm | None  # of the residual
     next_reads: FormatId | None  # what its reader's activations are: Choice.reads
 
 
@@ -30,7 +31,7 @@ class Stream(ABC):
     residual: Tensor
 
     @abstractmethod
-    def project(self, norm: Tensor | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
+    def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         """Return the norm of the residual times a weight."""
 
     def project_again(self, weight: Weight, choice: Choice | None) -> Tensor:
@@ -46,12 +47,20 @@ class Stream(ABC):
         """Add x times a weight to the residual."""
 
     @abstractmethod
-    def add_dense(self, mlp: DenseWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+    def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a gated MLP of the norm of the residual."""
 
     @abstractmethod
-    def add_experts(self, mlp: MoeWeights, norm: Tensor | None, plan: LayerPlan, then: Then) -> None:
+    def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
+
+    def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
+        """Change the residual behind a layer; inputs: the layer's own [tokens, input_size].
+
+        Raises:
+            NotImplementedError: the planner has refused this kind of steps for a layer that needs it.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:

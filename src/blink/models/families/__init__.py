@@ -6,7 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from blink.errors import ConfigError
-from blink.models.families import gemma, gpt_oss, granite, llama, mistral, olmo2, phi3, qwen
+from blink.models.families import (
+    ernie,
+    gemma,
+    gemma4,
+    gpt_oss,
+    granite,
+    llama,
+    mistral,
+    olmo,
+    opt,
+    phi3,
+    qwen,
+    seed_oss,
+    smollm3,
+)
 from blink.models.families.base import Family
 
 FAMILIES: Mapping[str, Family] = {
@@ -14,17 +28,27 @@ FAMILIES: Mapping[str, Family] = {
     **qwen.FAMILIES,
     **mistral.FAMILIES,
     **gemma.FAMILIES,
+    **gemma4.FAMILIES,
     **phi3.FAMILIES,
-    **olmo2.FAMILIES,
+    **olmo.FAMILIES,
     **granite.FAMILIES,
     **gpt_oss.FAMILIES,
+    **opt.FAMILIES,
+    **smollm3.FAMILIES,
+    **seed_oss.FAMILIES,
+    **ernie.FAMILIES,
 }
 GGUF_NAMES: Mapping[str, str] = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 _OTHER_NAMES = {other: name for name, family in FAMILIES.items() for other in family.also_known_as}
 
 
-def find_architecture(model_type: str) -> str:
-    """Return the name in FAMILIES of a config's model_type, which may be that of a model with more than text."""
+def find_architecture(model_type: str, text_type: str = "") -> str:
+    """Return the name in FAMILIES of a config's model_type, which may be that of a model with more than text.
+
+    text_type: the model_type of its text part, if it has one that says so.
+    """
+    if text_type in FAMILIES and model_type in FAMILIES[text_type].also_known_as:
+        return text_type
     return _OTHER_NAMES.get(model_type, model_type)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from blink.fields import Fields
-from blink.models.layers import Activation, Norms, QkNorm
+from blink.models.layers import Norms, QkNorm
+from blink.models.mlps import Activation
 from blink.models.spec import ModelSpec
 
 NO_WINDOW, EVERY_LAYER = 0, 1
@@ -27,12 +28,14 @@ class ExpertNames:
     """What checkpoints call the experts of a layer."""
 
     block: str = "mlp"
+    router: str = "gate"
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # gate, up and down of an expert
     are_joined: bool = False  # one tensor of all experts, transposed, gate and up in alternating columns; with biases
     # Files may have a tensor of all experts' matrices in place of one for each, gate before up: [experts, out, in]
     # ("rows") or its transpose ("columns").
     fused: Literal["", "rows", "columns"] = ""
     shared: str = ""  # the block of an expert that all tokens have; empty: there is none
+    are_beside: bool = False  # each layer has a dense MLP, and some models experts beside it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +45,10 @@ class Family:
     title: str
     defaults: Mapping[str, object] = field(default_factory=dict[str, object])  # of values that config.json leaves out
     also_known_as: tuple[str, ...] = ()  # model_types of models with more than this text part
+    config_names: Mapping[str, str] = field(default_factory=dict[str, str])  # of values that others call otherwise
     adapt_config: Adapt = keep
     # Layers.
+    has_rope: bool = True
     norms: Norms = "before"
     qk_norm: QkNorm = "none"
     qkv_bias: bool = False  # whatever the config says
@@ -51,7 +56,10 @@ class Family:
     activation: Activation | None = None  # whatever the config says
     window_period: int = NO_WINDOW  # where a window is set: EVERY_LAYER has it, or all but every n-th
     # Tensors.
-    is_fused: bool = False  # queries, keys and values in one tensor; gate and up in another
+    tensor_names: Mapping[str, str] = field(default_factory=dict[str, str])  # by Llama's, without a layer's index
+    is_qkv_fused: bool = False  # queries, keys and values in one tensor
+    is_gate_up_fused: bool = False
+    rotates_pairs: bool = False  # components 2i and 2i + 1 of queries and keys are a pair, not i and i + half
     shifted_norms: bool = False  # each norm's weight is stored minus 1
     experts: ExpertNames | None = None  # None: a dense MLP
     has_grouped_projections: bool = False  # recurrent layers: one tensor for q, k, v and z, grouped by key head; b, a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistral, Ministral and Mixtral."""
+"""Mistral, Ministral and Mixtral, and the text of those that see pictures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,32 @@ from blink.models.families.base import EVERY_LAYER, ExpertNames, Family
 
 _DEFAULTS: Mapping[str, object] = {"sliding_window": 4096, "rope_theta": 10000.0}
 
+_YARN: Mapping[str, object] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
 FAMILIES = {
-    "mistral": Family(title="Mistral", defaults=_DEFAULTS, window_period=EVERY_LAYER),
+    "ministral3": Family(
+        title="Ministral 3",
+        defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_parameters": _YARN},
+        also_known_as=("mistral3",),
+        window_period=EVERY_LAYER,
+    ),
+    # Behind Ministral 3: a model that sees pictures and does not say what its text is has this one.
+    "mistral": Family(
+        title="Mistral",
+        defaults=_DEFAULTS,
+        also_known_as=("mistral3",),
+        window_period=EVERY_LAYER,
+    ),
     "ministral": Family(title="Ministral", defaults=_DEFAULTS, window_period=EVERY_LAYER),
     "mixtral": Family(
         title="Mixtral",

@@ -10,7 +10,8 @@ FAMILIES = {
         title="Phi-3, Phi-4",
         defaults={"rope_theta": 10000.0},
         window_period=EVERY_LAYER,
-        is_fused=True,
+        is_qkv_fused=True,
+        is_gate_up_fused=True,
         gguf="phi3",
     ),
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +18,17 @@ from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.gguf_weight import GgufWeight
+from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile, GgufTensor
 from blink.models.weights.gguf_places import GgufPlaces, Place
 from blink.models.weights.stored_tensors import Stored, open_tensors, split_experts
 
-# How the names of a text model begin in files of one that sees pictures too.
-_TEXT_PARTS = ("language_model.model.", "model.language_model.")
+# How names begin in files of a model that sees pictures too, or whose decoder is a part.
+_TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.")
 _DRAFT = "mtp."  # how the names of layers begin that predict further tokens
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PLACED_NAME = re.compile(r"(layers\.\d+\.)?(.+)(\.[^.]+)")
 
 
 class Checkpoint(Protocol):
@@ -151,6 +154,7 @@ class SafetensorsCheckpoint:
     def __init__(self, directory: Path, spec: ModelSpec | None = None) -> None:
         """Open a directory's files; spec: of the model, whose experts are to have the usual names; None: as stored."""
         self._directory = directory
+        self._names = {} if spec is None else FAMILIES[spec.architecture].tensor_names
         tensors = open_tensors(directory)
         drafts = [name for name in tensors if name.startswith(_DRAFT)]
         for name in drafts:
@@ -207,7 +211,14 @@ class SafetensorsCheckpoint:
             yield name, tensor.read()
 
     def _find_name(self, name: str) -> str:
-        return self._prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        if not name.startswith("model."):
+            own = f"language_model.{name}"
+            return own if own in self._tensors else name
+        name = name.removeprefix("model.")
+        found = _PLACED_NAME.fullmatch(name)
+        if found is not None and found[2] in self._names:
+            name = f"{found[1] or ''}{self._names[found[2]]}{found[3]}"
+        return self._prefix + name
 
 
 class DummyCheckpoint:

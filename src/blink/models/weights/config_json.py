@@ -13,20 +13,13 @@ from blink.fields import Fields, show
 from blink.formats.schemes import read_quantization
 from blink.models.families import FAMILIES, find_architecture, not_supported
 from blink.models.families.base import EVERY_LAYER, NO_WINDOW, Family
-from blink.models.layers import (
-    Activation,
-    Attention,
-    DenseMlp,
-    LayerSpec,
-    MoeMlp,
-    Router,
-    change_some,
-    repeat_layer,
-)
+from blink.models.layers import Attention, LayerSpec, change_some, repeat_layer
+from blink.models.mlps import Activation, DenseMlp, MoeMlp, Router
+from blink.models.rope import unrotated
+from blink.models.rope_json import read_local_rope, read_query_growth, read_rope
 from blink.models.spec import ModelSpec
 from blink.models.weights.overrides import override
-from blink.models.weights.rope_json import read_local_rope, read_rope
-from blink.models.weights.shards import has_tensor
+from blink.models.weights.shards import OUTPUT_NAMES, has_tensor
 from blink.models.weights.text_files import read_json
 
 _ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -45,31 +38,33 @@ def read_config_json(directory: Path, changes: Mapping[str, Any] | None = None) 
     changes = changes or {}
     values = override(read_json(path), changes)
     model_type = Fields(values, str(path)).text("model_type")
-    architecture = find_architecture(model_type)
+    text = Fields(values, str(path)).mapping("text_config")
+    architecture = find_architecture(model_type, Fields(text, str(path)).text("model_type", ""))
     if architecture not in FAMILIES:
         raise not_supported(str(path), show(model_type))
     if architecture != model_type:
-        text = Fields(values, str(path)).mapping("text_config")
         text = override(text, {key: changes[key] for key in changes if key != "text_config"})
         values = {**values, **text, **_settle_tie(directory, values, text)}
-    values = {**FAMILIES[architecture].defaults, **values}
+    family = FAMILIES[architecture]
+    renamed = {name: values[own] for own, name in family.config_names.items() if values.get(own) is not None}
+    values = {**family.defaults, **values, **renamed}
     return _make_spec(Fields(values, str(path)), values, architecture)
 
 
 def _settle_tie(directory: Path, outer: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, bool]:
-    """Return whether the output layer is the embedding, where a model and its text part disagree."""
+    """Return whether the output layer is the embedding, where a model and its text part do not say the same."""
     key = "tie_word_embeddings"
-    if key not in text or outer.get(key, text[key]) == text[key] or not any(directory.glob("*.safetensors")):
+    if outer.get(key) == text.get(key) or not any(directory.glob("*.safetensors")):
         return {}
-    return {key: not has_tensor(directory, "lm_head.weight")}
+    return {key: not has_tensor(directory, OUTPUT_NAMES)}
 
 
 def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> ModelSpec:
     family = FAMILIES[architecture]
-    _check_supported(config)
-    layer, attention = _read_layer(config, values, family)
+    _check_supported(config, values)
+    layer, attention = _read_layer(config, family)
     windows, max_model_len = _read_windows(config, family), config.integer("max_position_embeddings")
-    layers = repeat_layer(layer, windows, max_model_len, read_local_rope(config, values, attention.head_dim))
+    layers = repeat_layer(layer, windows, max_model_len, read_local_rope(config, attention.head_dim))
     spec = ModelSpec(
         architecture=architecture,
         vocab_size=config.integer("vocab_size"),
@@ -83,7 +78,7 @@ def _make_spec(config: Fields, values: Mapping[str, Any], architecture: str) -> 
     return family.adapt_config(spec, config)
 
 
-def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> tuple[LayerSpec, Attention]:
+def _read_layer(config: Fields, family: Family) -> tuple[LayerSpec, Attention]:
     """Read what all layers have, and the attention in it; windows and what belongs to them come later."""
     heads, has_bias = config.integer("num_attention_heads"), config.flag("attention_bias")
     head_dim = config.integer("head_dim", config.integer("hidden_size") // heads)
@@ -91,17 +86,18 @@ def _read_layer(config: Fields, values: Mapping[str, Any], family: Family) -> tu
         heads=heads,
         kv_heads=config.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        rope=read_rope(config, values, head_dim),
+        rope=read_rope(config, head_dim) if family.has_rope else unrotated(head_dim),
         sinks=family.sinks,
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or has_bias,
         output_bias=has_bias,
+        query_growth=read_query_growth(config),
     )
     return LayerSpec(mixer=attention, mlp=_read_mlp(config, family), norms=family.norms), attention
 
 
 def _read_mlp(config: Fields, family: Family) -> DenseMlp | MoeMlp:
-    if family.experts is None:
+    if family.experts is None or family.experts.are_beside:
         return _read_dense_mlp(config, family)
     own_size, shared = config.has("moe_intermediate_size"), family.experts.shared
     return MoeMlp(
@@ -120,7 +116,7 @@ def _read_dense_mlp(config: Fields, family: Family) -> DenseMlp:
 
 def _put_dense_layers(config: Fields, family: Family, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
     """Give some layers of a model with experts a dense MLP: by `mlp_only_layers`, and all but every n-th."""
-    if family.experts is None:
+    if family.experts is None or family.experts.are_beside:
         return layers
     step, listed = config.integer("decoder_sparse_step", 1), {*config.integers("mlp_only_layers", [])}
     dense = [index for index in range(len(layers)) if index in listed or (index + 1) % step]
@@ -136,9 +132,11 @@ def _read_activation(config: Fields) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def _check_supported(config: Fields) -> None:
+def _check_supported(config: Fields, values: Mapping[str, Any]) -> None:
     config.require(not config.flag("mlp_bias"), "mlp_bias")
-    config.require(not config.flag("use_bidirectional_attention"), "attention to later tokens")
+    # "vision": of pictures, which no text has.
+    kind = values.get("use_bidirectional_attention")
+    config.require(kind in (None, False, "vision"), "attention to later tokens")
 
 
 def _read_windows(config: Fields, family: Family) -> tuple[int, ...]:

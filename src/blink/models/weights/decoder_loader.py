@@ -15,17 +15,19 @@ from blink.formats.fp8 import FP8
 from blink.formats.layouts import Layout
 from blink.kernels.delta_rule import DeltaWeights
 from blink.kernels.linear import pack_weight
-from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales
+from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales, LayerNorm, Norm
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, RecurrentWeights, SharedExpert
-from blink.models.layers import CONV_WIDTH, Activation, Attention, DenseMlp, GatedDeltaNet, MoeMlp
+from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet, LayerSpec
+from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
 from blink.models.weights.head_order import ungroup
-from blink.models.weights.packed_loader import load_packed
+from blink.models.weights.layer_end_loader import add_mlp_beside, load_end, load_layer_inputs
 from blink.models.weights.target import WeightTarget
+from blink.models.weights.tensor_loader import TensorLoader
 
 # Where checkpoints keep a layer's norms: before attention, behind it, before the MLP, behind it.
 _NORMS = {
@@ -38,9 +40,7 @@ _NORMS = {
         "post_feedforward_layernorm",
     ),
 }
-
-
-Grouped = tuple[int, list[int]]  # of key heads one after the other: how many, and rows of each part of one
+_LAST_NORM = "post_attention_layernorm"  # of a layer where norms replace the residual
 
 
 class DecoderLoader:
@@ -55,30 +55,49 @@ class DecoderLoader:
         self._target = target
         self._kv_scales = kv_scales
         self._family = FAMILIES[spec.architecture]
+        self._tensors = TensorLoader(checkpoint, target, shifted_norms=self._family.shifted_norms)
 
     @torch.inference_mode()
     def load(self) -> Decoder:
         """Read all weights, in the order in which a step uses them."""
         spec = self._spec
         embedding = self._load_vocabulary("model.embed_tokens.weight")
+        positions = self._load_positions()
         layers = [self._load_layer(index) for index in range(spec.num_layers)]
-        norm = self._read_norm("model.norm", spec.hidden_size)
+        norm = self._load_norm(_find_end_norm(spec))
         lm_head = _pack(embedding)
-        if not spec.tie_embeddings:
-            lm_head = self._load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
-        return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None)
+        if spec.embedding_size:
+            embedding, lm_head = self._multiply_projections(plain(embedding))
+        elif not spec.tie_embeddings:
+            lm_head = self._tensors.load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
+        inputs = load_layer_inputs(self._tensors, spec)
+        return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None, positions, inputs)
 
     def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
-        """Read a row of the hidden size for each token."""
-        shape = (self._spec.vocab_size, self._spec.hidden_size)
+        """Read a row for each token."""
+        shape = (self._spec.vocab_size, self._spec.embedding_size or self._spec.hidden_size)
         self._checkpoint.check(name, shape)
         quantized = self._target.read_quantized(self._checkpoint, name)
-        return self._read(name, *shape) if quantized is None else quantized
+        return self._tensors.read(name, *shape) if quantized is None else quantized
+
+    def _multiply_projections(self, embedding: Tensor) -> tuple[Tensor, Weight]:
+        """Return embedding and output layer of the hidden size, from narrower ones and the projections beside them."""
+        hidden, size = self._spec.hidden_size, self._spec.embedding_size
+        into = self._tensors.read("model.project_in.weight", hidden, size)
+        back = self._tensors.read("model.project_out.weight", size, hidden)
+        head = embedding if self._spec.tie_embeddings else self._tensors.read("lm_head.weight", *embedding.shape)
+        return embedding @ into.T, pack_weight(head @ back)
+
+    def _load_positions(self) -> Tensor | None:
+        """Read what is added to the embeddings, from the row of position 0 on."""
+        table = self._spec.positions
+        if table is None:
+            return None
+        return self._tensors.read("model.embed_positions.weight", table.rows, self._spec.hidden_size)[table.offset :]
 
     def _load_layer(self, index: int) -> LayerWeights:
-        hidden, prefix = self._spec.hidden_size, f"model.layers.{index}"
-        spec = self._spec.layers[index]
-        norms = [None if name is None else self._read_norm(f"{prefix}.{name}", hidden) for name in _NORMS[spec.norms]]
+        prefix, spec = f"model.layers.{index}", self._spec.layers[index]
+        norms = [None if name is None else self._load_norm(name) for name in _find_norms(spec, index)]
         mixer = self._load_mixer(index, prefix)
         return LayerWeights(
             attention_norm=norms[0],
@@ -87,6 +106,7 @@ class DecoderLoader:
             mlp=self._load_mlp(spec.mlp, prefix),
             attention_end_norm=norms[1],
             mlp_end_norm=norms[3],
+            end=load_end(self._tensors, spec, self._spec.hidden_size, prefix) if spec.has_scale else None,
         )
 
     def _load_mixer(self, index: int, prefix: str) -> dict[str, Any]:
@@ -100,24 +120,26 @@ class DecoderLoader:
 
     def _load_attention(self, mixer: Attention, prefix: str, kv_scales: KvScales) -> dict[str, Any]:
         hidden = self._spec.hidden_size
-        parts = {"q_proj": mixer.in_size - 2 * mixer.kv_size, "k_proj": mixer.kv_size, "v_proj": mixer.kv_size}
-        if self._family.is_fused:
+        parts = _list_projections(mixer)
+        if self._family.is_qkv_fused:
             parts = {"qkv_proj": sum(parts.values())}
         qkv = {f"{prefix}.{name}": rows for name, rows in parts.items()}
         output = {f"{prefix}.o_proj": hidden}
         head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
         return {
-            "qkv": self._load_matrix(qkv, hidden),
-            "qkv_bias": self._stack("bias", qkv) if mixer.qkv_bias else None,
-            "output": self._load_matrix(output, mixer.q_size),
-            "output_bias": self._stack("bias", output) if mixer.output_bias else None,
-            "head_norm": self._load_head_norm(prefix, head_dims) if mixer.qk_norm == "head" else None,
-            "wide_norm": self._load_head_norm(prefix, wide) if mixer.qk_norm == "all_heads" else None,
+            "qkv": self._tensors.load_matrix(
+                qkv, hidden, _order_rows(mixer, separates_pairs=self._family.rotates_pairs)
+            ),
+            "qkv_bias": self._tensors.stack("bias", qkv) if mixer.qkv_bias else None,
+            "output": self._tensors.load_matrix(output, mixer.q_size),
+            "output_bias": self._tensors.stack("bias", output) if mixer.output_bias else None,
+            "head_norm": self._load_head_norm(prefix, head_dims, mixer) if mixer.qk_norm == "head" else None,
+            "wide_norm": self._load_head_norm(prefix, wide, mixer) if mixer.qk_norm == "all_heads" else None,
             "attention": AttentionOptions(
                 mixer.scale,
                 mixer.softcap,
                 mixer.window,
-                self._read(f"{prefix}.sinks", mixer.heads, dtype=torch.float32) if mixer.sinks else None,
+                self._tensors.read(f"{prefix}.sinks", mixer.heads, dtype=torch.float32) if mixer.sinks else None,
                 kv_scales,
             ),
         }
@@ -133,95 +155,119 @@ class DecoderLoader:
             repeats = heads // mixer.k_heads
             values = repeats * mixer.v_dim
             order, gates_order = (
-                (mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]),
-                (mixer.k_heads, [repeats] * 2),
+                [torch.cat(ungroup(mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]))],
+                [torch.cat(ungroup(mixer.k_heads, [repeats] * 2))],
             )
         self._checkpoint.check(f"{prefix}.conv1d.weight", (mixer.channels, 1, CONV_WIDTH))
         conv = self._target.allocate(CONV_WIDTH, mixer.channels)
-        self._fill(f"{prefix}.conv1d.weight", conv.T[:, None])
-        rate, dt_bias = (self._read(f"{prefix}.{name}", heads, dtype=torch.float32) for name in ("A_log", "dt_bias"))
-        norm = self._read(f"{prefix}.norm.weight", mixer.v_dim, dtype=torch.float32)
+        self._tensors.fill(f"{prefix}.conv1d.weight", conv.T[:, None])
+        rate, dt_bias = (
+            self._tensors.read(f"{prefix}.{name}", heads, dtype=torch.float32) for name in ("A_log", "dt_bias")
+        )
+        norm = self._tensors.read(f"{prefix}.norm.weight", mixer.v_dim, dtype=torch.float32)
         sizes = self._spec.rms_norm_eps, mixer.k_heads, mixer.k_dim
         rule = DeltaWeights(conv, rate.exp_().neg_(), dt_bias, norm, *sizes)
         return {
-            "qkv": self._load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden, order),
+            "qkv": self._tensors.load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden, order),
             "qkv_bias": None,
-            "output": self._load_matrix({f"{prefix}.out_proj": hidden}, mixer.out_size),
+            "output": self._tensors.load_matrix({f"{prefix}.out_proj": hidden}, mixer.out_size),
             "output_bias": None,
             "head_norm": None,
             "recurrent": RecurrentWeights(
-                self._load_matrix({f"{prefix}.{name}": rows for name, rows in gates.items()}, hidden, gates_order), rule
+                self._tensors.load_matrix(
+                    {f"{prefix}.{name}": rows for name, rows in gates.items()}, hidden, gates_order
+                ),
+                rule,
             ),
         }
 
-    def _load_head_norm(self, prefix: str, sizes: tuple[int, int]) -> HeadNorm:
-        names = ("q_norm", "k_norm")
-        query, key = (self._read_norm(f"{prefix}.{name}", size) for name, size in zip(names, sizes, strict=True))
+    def _load_head_norm(self, prefix: str, sizes: tuple[int, int], mixer: Attention) -> HeadNorm:
+        names = ("q_norm", "k_norm" if mixer.kv_source is None else "q_norm")  # where there are no keys, any
+        query, key = (
+            self._tensors.read_norm(f"{prefix}.{name}", size) for name, size in zip(names, sizes, strict=True)
+        )
         return HeadNorm(query, key, self._spec.rms_norm_eps)
 
     def _load_mlp(self, mlp: DenseMlp | MoeMlp, layer: str) -> DenseWeights | MoeWeights:
         hidden, names = self._spec.hidden_size, self._family.experts
         if mlp.mixture is not None:
             assert names is not None
+            if mlp.mixture.is_beside:
+                assert mlp.dense is not None
+                experts = load_experts(self._checkpoint, mlp.mixture, layer, hidden, names, self._target)
+                return add_mlp_beside(self._tensors, experts, self._load_dense(mlp.dense, f"{layer}.mlp"), layer)
             block = f"{layer}.{names.block}"
             experts = load_experts(self._checkpoint, mlp.mixture, block, hidden, names, self._target)
-            if not mlp.mixture.shared_size:
+            if mlp.dense is None:
                 return experts
-            shared = self._load_dense(mlp.mixture.shared_size, f"{block}.{names.shared}", mlp.activation)
-            gate = self._read(f"{block}.{names.shared}_gate.weight", 1, hidden)[0]
+            shared = self._load_dense(mlp.dense, f"{block}.{names.shared}")
+            gate = self._tensors.read(f"{block}.{names.shared}_gate.weight", 1, hidden)[0]
             return replace(experts, shared=SharedExpert(shared, gate))
-        return self._load_dense(mlp.size, f"{layer}.mlp", mlp.activation)
+        assert mlp.dense is not None
+        return self._load_dense(mlp.dense, f"{layer}.mlp")
 
-    def _load_dense(self, size: int, prefix: str, activation: Activation) -> DenseWeights:
-        hidden = self._spec.hidden_size
-        parts = {"gate_up_proj": 2 * size} if self._family.is_fused else {"gate_proj": size, "up_proj": size}
+    def _load_dense(self, mlp: DenseMlp, prefix: str) -> DenseWeights:
+        hidden, size = self._spec.hidden_size, mlp.size
+        parts = {"gate_proj": size, "up_proj": size} if mlp.inner_size > size else {"up_proj": size}
+        if self._family.is_gate_up_fused:
+            parts = {"gate_up_proj": mlp.inner_size}
+        inner = {f"{prefix}.{name}": rows for name, rows in parts.items()}
+        down = {f"{prefix}.down_proj": hidden}
         return DenseWeights(
-            gate_up=self._load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden),
-            down=self._load_matrix({f"{prefix}.down_proj": hidden}, size),
-            activation=activation,
+            gate_up=self._tensors.load_matrix(inner, hidden),
+            down=self._tensors.load_matrix(down, size),
+            activation=mlp.activation,
+            biases=(self._tensors.stack("bias", inner), self._tensors.stack("bias", down))
+            if mlp.biases
+            else (None, None),
         )
 
-    def _load_matrix(self, parts: dict[str, int], columns: int, grouped: Grouped | None = None) -> Weight:
-        """Read matrices of the given numbers of rows, one below the other, for `linear`.
+    def _load_norm(self, name: str) -> Norm:
+        """Read a norm of the residual."""
+        hidden, layer = self._spec.hidden_size, self._spec.layers[0]
+        if not layer.norm_biases:
+            return self._tensors.read_norm(name, hidden)
+        weight, bias = (self._tensors.read(f"{name}.{part}", hidden) for part in ("weight", "bias"))
+        return LayerNorm(weight, bias, layer.norms == "replacing")
 
-        grouped: how the rows of the only one are grouped, whose parts are to be together. No GGUF file has such.
-        """
-        names = [f"{name}.weight" for name in parts]
-        for name, rows in zip(names, parts.values(), strict=True):
-            self._checkpoint.check(name, (rows, columns))
-        quantized = self._target.read_quantized(self._checkpoint, *names)
-        if quantized is None:
-            order = None if grouped is None else torch.cat(ungroup(*grouped))
-            quantized = load_packed(self._checkpoint, parts, columns, self._target, order)
-        if quantized is not None:
-            return quantized
-        weight = self._stack("weight", parts, columns)
-        return pack_weight(weight if grouped is None else weight[torch.cat(ungroup(*grouped)).to(weight.device)])
 
-    def _stack(self, ending: str, parts: dict[str, int], *columns: int) -> Tensor:
-        """Read tensors of the given numbers of rows into one, one below the other."""
-        for name, rows in parts.items():
-            self._checkpoint.check(f"{name}.{ending}", (rows, *columns))
-        weight = self._target.allocate(sum(parts.values()), *columns)
-        for name, part in zip(parts, weight.split(list(parts.values())), strict=True):
-            self._fill(f"{name}.{ending}", part)
-        return weight
+def _find_norms(layer: LayerSpec, index: int) -> list[str | None]:
+    """Return the names of a layer's norms: before attention, behind it, before the MLP, behind it.
 
-    def _read_norm(self, name: str, size: int) -> Tensor:
-        """Read a norm's weight; one that the checkpoint keeps less 1 is whole only in float32."""
-        if not self._family.shifted_norms:
-            return self._read(f"{name}.weight", size)
-        weight = self._read(f"{name}.weight", size, dtype=torch.float32)
-        return weight.add_(self._checkpoint.norm_shift)
+    One that replaces the residual belongs to who computed that: the first layer reads embeddings as they are.
+    """
+    prefix = f"model.layers.{index}"
+    if layer.norms == "replacing":
+        before = f"model.layers.{index - 1}.{_LAST_NORM}" if index else None
+        return [before, None, f"{prefix}.input_layernorm", None]
+    return [None if name is None else f"{prefix}.{name}" for name in _NORMS[layer.norms]]
 
-    def _read(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        self._checkpoint.check(name, shape)
-        weight = self._target.allocate(*shape, dtype=dtype)
-        self._fill(name, weight)
-        return weight
 
-    def _fill(self, name: str, tensor: Tensor) -> None:
-        self._target.fill(self._checkpoint, name, tensor)
+def _find_end_norm(spec: ModelSpec) -> str:
+    """Return the name of the norm behind the last layer."""
+    if spec.layers[-1].norms == "replacing":
+        return f"model.layers.{spec.num_layers - 1}.{_LAST_NORM}"
+    return "model.norm"
+
+
+def _list_projections(mixer: Attention) -> dict[str, int]:
+    """Return the projections before attention, and the rows of each."""
+    queries = {"q_proj": (1 + mixer.output_gate) * mixer.q_size}
+    if mixer.kv_source is not None:
+        return queries
+    keys = {"k_proj": mixer.kv_size}
+    return {**queries, **keys} if mixer.keys_as_values else {**queries, **keys, "v_proj": mixer.kv_size}
+
+
+def _order_rows(mixer: Attention, *, separates_pairs: bool) -> list[Tensor] | None:
+    """Return which rows of each projection to take, so that each pair to rotate lies half a head apart."""
+    if mixer.keys_as_values and mixer.kv_source is None:
+        return [torch.arange(mixer.q_size), torch.arange(mixer.kv_size).repeat(2)]
+    if not separates_pairs:
+        return None
+    sizes = torch.arange(mixer.q_size), torch.arange(mixer.kv_size)
+    rotated = [rows.view(-1, mixer.head_dim // 2, 2).transpose(1, 2).flatten() for rows in sizes]
+    return [*rotated, sizes[1]]
 
 
 def _pack(weight: Weight) -> Weight:

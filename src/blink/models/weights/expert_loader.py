@@ -9,7 +9,7 @@ from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
 from blink.models.families.base import ExpertNames
 from blink.models.layer_weights import MoeWeights
-from blink.models.layers import MoeMlp
+from blink.models.mlps import MoeMlp
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.packed_loader import load_all_experts, load_quantized_experts
 from blink.models.weights.target import WeightTarget
@@ -25,10 +25,11 @@ def load_experts(
     """
     if names.are_joined:
         return _load_joined(checkpoint, mlp, prefix, hidden, target)
-    checkpoint.check(f"{prefix}.gate.weight", (mlp.experts, hidden))
+    name = f"{prefix}.{names.router}.weight"
+    checkpoint.check(name, (mlp.experts, hidden))
     gate_up, down = _load_each(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
     router = target.allocate(mlp.experts, hidden)
-    target.fill(checkpoint, f"{prefix}.gate.weight", router)
+    target.fill(checkpoint, name, router)
     return MoeWeights(mlp, pack_weight(router), gate_up, down)
 
 

@@ -11,7 +11,8 @@ from blink.errors import ConfigError
 from blink.fields import Fields, show
 from blink.models.families import FAMILIES, GGUF_NAMES
 from blink.models.families.base import EVERY_LAYER, Family
-from blink.models.layers import Attention, DenseMlp, LayerSpec, MoeMlp, Router, repeat_layer
+from blink.models.layers import Attention, LayerSpec, repeat_layer
+from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.rope import YARN_FACTORS, YARN_MIN_THETA, LinearScaling, Rope, yarn_divisors
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile

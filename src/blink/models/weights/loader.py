@@ -13,6 +13,7 @@ from tqdm import tqdm
 from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
+from blink.kernels.gpu.attention.heads import refuses
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
@@ -65,6 +66,8 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     check_method(path, config.quantization)
     changes = parse_object("hf_overrides", config.hf_overrides)
     spec = _limit_length(read_spec(path, changes), config.max_model_len)
+    if device.type == "cuda":
+        _check_heads(spec)
     has_fp8_cache = _has_fp8_cache(config, device, dtype)
     checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     kv_scales: list[KvScales] = []
@@ -79,6 +82,17 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         disable=None,  # where no terminal is
     ) as progress:
         return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update), kv_scales).load()
+
+
+def _check_heads(spec: ModelSpec) -> None:
+    """Refuse a model for a GPU that has no attention for its heads, before memory is taken for the weights.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    reasons = filter(None, (refuses(attention.head_dim) for attention in spec.attentions))
+    if reason := next(reasons, None):
+        raise ConfigError(f"The GPU's paged attention does not take {reason}: use --device cpu, or another model.")
 
 
 def _has_fp8_cache(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:

@@ -22,11 +22,15 @@ _ROWS = 16  # of a weight: PyTorch's product in FP8 takes multiples
 
 
 def load_packed(
-    checkpoint: Checkpoint, parts: Mapping[str, int], columns: int, target: WeightTarget, order: Tensor | None = None
+    checkpoint: Checkpoint,
+    parts: Mapping[str, int],
+    columns: int,
+    target: WeightTarget,
+    order: Sequence[Tensor] | None = None,
 ) -> PackedWeight | None:
     """Read matrices of the given numbers of rows, which have been checked, into one, one below the other.
 
-    order: which row of the only one is to be each row; None: as they are.
+    order: which rows of each matrix to take; None: all, as they are.
 
     None if these are not quantized alike, in a form that the device has no kernels for, or of a size that these do not
     take: they are then to be dequantised.
@@ -43,8 +47,7 @@ def load_packed(
     shapes = ((rows, columns) for rows in parts.values())
     matrices = [_read(source, name, shape, target) for name, shape in zip(names, shapes, strict=True)]
     if order is not None:
-        [matrix] = matrices
-        matrices = [matrix.take_rows(order.to(target.device))]
+        matrices = [one.take_rows(rows.to(target.device)) for one, rows in zip(matrices, order, strict=True)]
     weight = pack(matrices)
     target.advance(weight.shape[0] * weight.shape[1])
     return weight

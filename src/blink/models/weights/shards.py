@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from safetensors import safe_open
@@ -10,6 +11,9 @@ from safetensors import safe_open
 from blink.errors import ConfigError
 from blink.fields import one_line, show
 from blink.models.weights.text_files import find_inside, read_json
+
+# Of the output layer, which older files of models that see pictures keep with their text part.
+OUTPUT_NAMES = ("lm_head.weight", "language_model.lm_head.weight")
 
 
 def list_shards(directory: Path) -> list[Path]:
@@ -46,13 +50,14 @@ def read_index(index: Path) -> list[Path]:
     return [index.parent / name for name in names]
 
 
-def has_tensor(directory: Path, name: str) -> bool:
-    """Return whether a directory's files have a tensor of a name.
+def has_tensor(directory: Path, names: Iterable[str]) -> bool:
+    """Return whether a directory's files have a tensor of one of some names.
 
     Raises:
         ConfigError: a file cannot be read.
     """
-    return any(name in _list_names(path) for path in list_shards(directory))
+    wanted = {*names}
+    return any(not wanted.isdisjoint(_list_names(path)) for path in list_shards(directory))
 
 
 def _list_names(path: Path) -> list[str]:

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.gpu.attention.heads import refuses
 from blink.kernels.gpu.attention.plan import GpuAttentionPlan
 from blink.kernels.gpu.attention.prefill import attend_prompts
 from blink.kernels.gpu.attention.work import (
@@ -37,14 +38,14 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 def paged_attention(
     query: Tensor, cache: LayerCache, plan: GpuAttentionPlan, options: AttentionOptions = PLAIN_ATTENTION
 ) -> Tensor:
-    """Compute paged_attention of contiguous tensors with head_dim a multiple of 16 up to 256.
+    """Compute paged_attention of contiguous tensors with a head_dim that `refuses` lets pass.
 
     Keys and values of FP8 become the query's type before they are multiplied.
     """
     num_tokens, num_heads, head_dim = query.shape
     assert query.is_contiguous() and cache.cells.is_contiguous()
     assert num_tokens == plan.num_tokens
-    assert head_dim % 16 == 0 and head_dim <= 256
+    assert refuses(head_dim) is None
     result = query.new_empty(num_tokens, num_heads * head_dim)
     for work in plan.work_lists:
         attend = attend_prompts if work.tile.by_warpgroups else _launch

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blink.fields import Fields, show
+from blink.models.layers import QueryGrowth
 from blink.models.rope import (
     YARN_FACTORS,
     YARN_MIN_THETA,
@@ -19,23 +20,31 @@ from blink.models.rope import (
 )
 
 _MAX_HEAD_DIM = 1 << 16
+_KINDS = ("default", "llama3", "linear", "yarn", "longrope", "proportional")
 
 
-def read_rope(config: Fields, values: Mapping[str, Any], head_dim: int) -> Rope:
+def read_rope(config: Fields, head_dim: int) -> Rope:
     """Read the rotation of a model, or of its layers without a window."""
     options = _find_options(config)
     options = _find_part(options, "full_attention") or options
-    return _make_rope(Fields({**values, **options}, config.place), head_dim)
+    return _make_rope(config.override(options), head_dim)
 
 
-def read_local_rope(config: Fields, values: Mapping[str, Any], head_dim: int) -> Rope | None:
+def read_local_rope(config: Fields, head_dim: int) -> Rope | None:
     """Read the rotation of layers with a window, where the model has one for them."""
     options = _find_part(_find_options(config), "sliding_attention")
     if options is not None:
-        return _make_rope(Fields({**values, **options}, config.place), head_dim)
+        return _make_rope(config.override(options), head_dim)
     if config.has("rope_local_base_freq"):
         return Rope(theta=config.number("rope_local_base_freq"), rotary_dim=head_dim)
     return None
+
+
+def read_query_growth(config: Fields) -> QueryGrowth | None:
+    """Read by what queries grow with their position, where a model has that."""
+    options = Fields(_find_options(config), config.place)
+    slope = options.number("llama_4_scaling_beta", 0.0)
+    return QueryGrowth(slope, options.integer("original_max_position_embeddings")) if slope else None
 
 
 def _find_part(options: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
@@ -52,9 +61,10 @@ def _make_rope(rope: Fields, head_dim: int) -> Rope:
     kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "su" or (kind == "yarn" and rope.has("long_factor")):  # what Phi-3 called it before
         kind = "longrope"
-    rope.require(kind in ("default", "llama3", "linear", "yarn", "longrope"), f"rotary scaling {show(kind)}")
-    rope.require(not rope.has("llama_4_scaling_beta"), "scaling of queries by their position (llama_4_scaling_beta)")
+    rope.require(kind in _KINDS, f"rotary scaling {show(kind)}")
     theta = rope.number("rope_theta")
+    if kind == "proportional":
+        return _make_proportional_rope(rope, theta, head_dim)
     rotary_dim = int(min(head_dim, _MAX_HEAD_DIM) * min(rope.number("partial_rotary_factor", 1.0), 2.0))
     if kind == "longrope":
         return _make_long_rope(rope, theta, rotary_dim)
@@ -71,6 +81,14 @@ def _make_rope(rope: Fields, head_dim: int) -> Rope:
     elif kind == "linear":
         scaling = LinearScaling(factor=rope.number("factor"))
     return Rope(theta=theta, rotary_dim=rotary_dim, scaling=scaling)
+
+
+def _make_proportional_rope(rope: Fields, theta: float, head_dim: int) -> Rope:
+    """Return the rotation of some of a head's pairs, at the frequencies that they have where all are rotated."""
+    factor, pairs = rope.number("factor", 1.0), min(head_dim, _MAX_HEAD_DIM) // 2
+    turning = int(rope.number("partial_rotary_factor", 1.0, high=1.0) * pairs)
+    scaling = None if factor == 1 else LinearScaling(factor=factor)
+    return Rope(theta=theta, rotary_dim=2 * pairs, scaling=scaling, still=pairs - turning)
 
 
 def _make_long_rope(rope: Fields, theta: float, rotary_dim: int) -> Rope:

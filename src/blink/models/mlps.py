@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MLPs: what each token of a layer goes through by itself, but for the weights. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from blink.models.part import Part
+
+Activation = Literal["silu", "gelu_tanh", "clipped_silu", "relu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseMlp(Part):
+    """One MLP for all tokens, which is gated unless its activation is a plain function."""
+
+    size: int
+    activation: Activation = "silu"
+    biases: bool = False
+
+    @property
+    def dense(self) -> DenseMlp:
+        """It is one."""
+        return self
+
+    @property
+    def mixture(self) -> None:
+        """It is none."""
+        return
+
+    @property
+    def active(self) -> DenseMlp:
+        """What one token takes."""
+        return self
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """There are none."""
+        return {}
+
+    @property
+    def inner_size(self) -> int:
+        """Width of what the activation reads: gates and what they gate, or one of both."""
+        return self.size if self.activation == "relu" else 2 * self.size
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with."""
+        return [(self.inner_size, hidden), (hidden, self.size)]
+
+    def num_matrix_weights(self, hidden: int) -> int:
+        """Return the number of weights in the matrices."""
+        return hidden * (self.inner_size + self.size)
+
+    def num_expert_weights(self, hidden: int) -> int:  # noqa: ARG002 - as MoeMlp has it
+        """Return the number of weights in experts' matrices."""
+        return 0
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights."""
+        return self.num_matrix_weights(hidden) + self.biases * (self.inner_size + hidden)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router(Part):
+    """How a token chooses its experts: by a softmax over all, those with the highest probabilities."""
+
+    top_k: int
+    renormalize: bool = False  # the chosen probabilities sum to 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeMlp(Part):
+    """A gated MLP per expert, of which each token has a few."""
+
+    experts: int
+    size: int  # of each expert
+    router: Router
+    activation: Activation = "silu"
+    biases: bool = False  # of router and experts
+    shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
+    # The shared one has no gate but norms of its own, as the experts have; the router reads the residual's own norm.
+    is_beside: bool = False
+
+    @property
+    def dense(self) -> DenseMlp | None:
+        """The expert that all tokens have."""
+        return DenseMlp(size=self.shared_size, activation=self.activation) if self.shared_size else None
+
+    @property
+    def mixture(self) -> MoeMlp:
+        """It is one."""
+        return self
+
+    @property
+    def active(self) -> MoeMlp:
+        """What one token takes."""
+        return replace(self, experts=self.router.top_k)
+
+    @property
+    def rules(self) -> dict[str, bool]:
+        """What the values must be to each other, and whether they are."""
+        return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
+
+    def matrices(self, hidden: int) -> list[tuple[int, int]]:
+        """Return rows and columns of the matrices that all tokens multiply with: the router's, a shared expert's."""
+        shared = [(2 * self.shared_size, hidden), (hidden, self.shared_size)] if self.shared_size else []
+        return [(self.experts, hidden), *shared]
+
+    def num_matrix_weights(self, hidden: int) -> int:
+        """Return the number of weights in the matrices, but for the router's."""
+        return self.num_expert_weights(hidden) + 3 * hidden * self.shared_size
+
+    def num_expert_weights(self, hidden: int) -> int:
+        """Return the number of weights in experts' matrices."""
+        return self.experts * 3 * hidden * self.size
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the number of all weights, the router's too."""
+        biases = self.biases * self.experts * (2 * self.size + hidden + 1)
+        shared_gate = hidden if self.shared_size else 0
+        others = 4 * hidden + self.experts if self.is_beside else shared_gate
+        return self.num_matrix_weights(hidden) + self.experts * hidden + others + biases
