@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -271,6 +272,7 @@ def make_prompts() -> list[list[int]]:
 
 def make_model(values: dict[str, Any]) -> Any:
     """Return a model of transformers; one of a text part is whole, with the least of what sees pictures."""
+    values = copy.deepcopy(values)  # for transformers completes what is nested
     if values["model_type"] not in WITH_PICTURES:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**values), attn_implementation="eager").eval()
     whole, vision = WITH_PICTURES[values["model_type"]]

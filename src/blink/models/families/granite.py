@@ -22,8 +22,8 @@ def _adapt_config(spec: ModelSpec, config: Fields) -> ModelSpec:
 
 
 def _adapt_hybrid(spec: ModelSpec, config: Fields) -> ModelSpec:
-    kinds = {*config.texts("layer_types", ["linear_attention"])}
-    config.require(kinds <= {"attention", "full_attention"}, f"a layer of a type in {show(sorted(kinds))}")
+    unknown = sorted({*config.texts("layer_types", ["linear_attention"])} - {"attention", "full_attention"})
+    config.require(not unknown, f"a layer of type {show(unknown[0] if unknown else None)}")
     config.require(config.integer("num_local_experts", 8, low=0) == 0, "a mixture of experts beside a shared one")
     kind = config.text("position_embedding_type", "nope")
     config.require(kind in ("rope", "nope"), f"a position embedding of type {show(kind)}")
