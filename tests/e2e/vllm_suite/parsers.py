@@ -347,4 +347,6 @@ NAMES |= {
     "cached_tokenizer_from_config": tokenizers_of_models.find,
     "detokenize_incrementally": tokenizers_of_models.detokenize_one,
     "get_tokenizer": tokenizers_of_models.find,
+    "TOOL_CALL_START": CALL_FORMATS["gemma4"].opens[0],  # no other module of vLLM has these two
+    "TOOL_CALL_END": CALL_FORMATS["gemma4"].closes[0],
 }
