@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty published command lines of `vllm serve`, as far as all is read: tests/e2e/test_published_commands.py runs them."""
+"""Twenty published command lines of `vllm serve`: all is read, and run by tests/e2e/test_published_commands.py."""
 
 from __future__ import annotations
 
