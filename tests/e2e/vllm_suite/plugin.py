@@ -24,7 +24,7 @@ CHECKOUT = Path(os.environ["BLINK_VLLM_SUITE"]).resolve()
 _HERE = Path(__file__).parent
 
 facade.install(CHECKOUT)
-transformers.AutoTokenizer.from_pretrained = tokenizers_of_models.find  # type: ignore[method-assign]
+transformers.AutoTokenizer.from_pretrained = tokenizers_of_models.find
 
 
 def read_excluded() -> dict[str, str]:
