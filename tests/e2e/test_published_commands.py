@@ -97,8 +97,8 @@ def ask_a_server(url: str, server: subprocess.Popen[bytes]) -> None:
         wait_for(is_ready, _PATIENCE)
         model = client.get("/v1/models").json()["data"][0]["id"]
         common = {"model": model, "max_tokens": 3, "ignore_eos": True}
-        text = client.post("/v1/completions", json={**common, "prompt": "Hi"}).raise_for_status().json()
-        chat = {**common, "messages": [{"role": "user", "content": "Hi"}]}
+        text = client.post("/v1/completions", json={**common, "prompt": "abc"}).raise_for_status().json()
+        chat = {**common, "messages": [{"role": "user", "content": "abc"}]}
         answer = client.post("/v1/chat/completions", json=chat).raise_for_status().json()
     assert [each["usage"]["completion_tokens"] for each in (text, answer)] == [3, 3]
 
