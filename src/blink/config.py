@@ -273,7 +273,7 @@ class FrontendConfig:
         metavar="JSON",
     )
     return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")
-    enable_force_include_usage: bool = option(False, "end every stream with its usage, whatever the request says")
+    enable_force_include_usage: bool = option(False, "put usage into each chunk of every stream, and at its end")
     enable_tokenizer_info_endpoint: bool = option(False, "answer /tokenizer_info with the tokenizer's configuration")
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(

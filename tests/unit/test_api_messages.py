@@ -66,6 +66,16 @@ class Play(PlayedGeneration):
         yield
 
 
+def test_continuous_usage_counts_from_nothing_in_each_chunk(tokenizer: Tokenizer) -> None:
+    chunks = Play(tokenizer, "Hello.", continuous_usage=True, include_usage=True, echoes=["Before."]).stream()
+    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks[:2]] == ["", "Before."]
+    usages = [chunk["usage"] for chunk in chunks]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts[:3] == [0, 0, 1]
+    assert counts == sorted(counts)
+    assert all(usage["total_tokens"] == 7 + usage["completion_tokens"] for usage in usages)
+
+
 def test_deltas_are_openais(tokenizer: Tokenizer) -> None:
     """The first delta of a call has its id, type and name, those behind it arguments alone; the last says why."""
     chunks = [ChatCompletionChunk.model_validate(chunk) for chunk in Play(tokenizer, TEXT).stream()]

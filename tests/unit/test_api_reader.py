@@ -211,7 +211,7 @@ def test_a_server_may_say_for_all_requests_what_answers_hold(
     asked = read_body(kind, body, assets, replace(BOUNDS, names_token_ids=True, always_has_usage=True)).reply
     assert (plain.include_usage, plain.names_token_ids) == (False, False)  # pyright: ignore
     assert (asked.include_usage, asked.names_token_ids) == (True, True)  # pyright: ignore
-    assert asked.continuous_usage is bool(options and options.get("continuous_usage_stats"))  # pyright: ignore
+    assert (plain.continuous_usage, asked.continuous_usage) == (False, True)  # pyright: ignore
 
 
 def test_without_an_engine_fields_are_checked_and_nothing_is_tokenized(assets: ModelAssets) -> None:

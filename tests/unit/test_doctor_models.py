@@ -25,7 +25,9 @@ from model_families import count_parameters, make_model
 from today_configs import PUBLISHED, SMALL_CONFIGS
 
 KIB, MB = 1 << 10, 10**6
-LACKING = {"granitemoehybrid": "a layer of type 'mamba'"}  # of families that are in the registry without such layers
+LACKING = {
+    "granitemoehybrid": "a layer of type 'linear_attention'"
+}  # of families that are in the registry without such layers
 
 
 def write(config: dict[str, Any], folder: Path) -> str:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from blink.host.logs import JsonFormatter, TextFormatter
+from blink.host.logs import JsonFormatter, TextFormatter, set_up_logging
 
 FORGED = "2026-11-26 00:00:00,000 INFO blink.api: FORGED"
 # What begins a new line, or moves or paints what a terminal shows.
@@ -68,3 +68,22 @@ def test_no_line_of_an_exception_looks_like_a_record(mark: str) -> None:
 def test_an_object_is_one_line_too(mark: str) -> None:
     line = JsonFormatter().format(record_of("%s", f"x{mark}{FORGED}"))
     assert line.splitlines() == [line] and json.loads(line)["message"] == f"x{mark}{FORGED}"
+
+
+@pytest.mark.parametrize(("level", "is_shown"), [("info", False), ("debug", True)])
+def test_requests_that_a_library_sends_are_shown_for_debugging_alone(
+    level: str, is_shown: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, library = logging.getLogger(), logging.getLogger("httpx")
+    before = root.handlers[:], root.level, library.level
+    try:
+        set_up_logging(level, "text")
+        library.info("HTTP Request: GET http://hub.test/config.json")
+        logging.getLogger("blink.hub").info("downloading")
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        library.setLevel(before[2])
+    shown = capsys.readouterr().err
+    assert ("HTTP Request" in shown) is is_shown
+    assert "downloading" in shown

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Twenty published command lines of `vllm serve`, with a hub that has a small model of each family."""
+"""Twenty published command lines of `vllm serve`: all is read, and run by tests/e2e/test_published_commands.py."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,101 +22,26 @@ from blink.hub.localize import localize
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import check_method, read_spec
 from blink.text.assets import load_assets
-from harmony_model import TEMPLATE, build_tokenizer
-from model_mutations import write_gguf
-from stub_hub import Repository, StubHub, serve_hub
+from published_commands import (
+    CONFIGS,
+    GGUF,
+    NO_TENSORS,
+    REFUSED,
+    STARTING,
+    fill_in,
+    make_gguf_repository,
+    make_repository,
+)
+from stub_hub import StubHub, serve_hub
 
 pytestmark = pytest.mark.usefixtures("hub")
-
-_SMALL: dict[str, Any] = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
-}
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
-_GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 512}
-_MODELS: dict[str, dict[str, Any]] = {
-    "openai/gpt-oss-20b": {
-        "model_type": "gpt_oss",
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-        "sliding_window": 128,
-    },
-    "facebook/opt-125m": {"model_type": "opt"},
-    "Qwen/Qwen3-8B": {"model_type": "qwen3"},
-    "Qwen/Qwen2.5-7B-Instruct": {"model_type": "qwen2"},
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": {"model_type": "qwen2"},
-    "google/gemma-3-4b-it": {"model_type": "gemma3", "text_config": {**_SMALL, **_GEMMA, "model_type": "gemma3_text"}},
-    "mistralai/Mistral-Small-24B-Instruct-2501": {"model_type": "mistral"},
-    "Qwen/Qwen3-30B-A3B": {"model_type": "qwen3_moe", **_EXPERTS},
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": {"model_type": "qwen3_moe", **_EXPERTS},
-    "microsoft/Phi-4-mini-instruct": {"model_type": "phi3", "pad_token_id": 0},
-    "NousResearch/Meta-Llama-3-8B-Instruct": {"model_type": "llama"},
-    "meta-llama/Llama-3.1-8B-Instruct": {"model_type": "llama"},
-    "TheBloke/Mistral-7B-Instruct-v0.2-AWQ": {"model_type": "mistral", "quantization_config": _AWQ},
-}
-_GGUF = "unsloth/Qwen3-0.6B-GGUF"
-
-STARTING = [
-    "openai/gpt-oss-20b",
-    "Qwen/Qwen3-8B --enable-reasoning --reasoning-parser deepseek_r1",
-    "Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 1 --gpu-memory-utilization 0.9 --max-model-len 32768",
-    "Qwen/Qwen2.5-7B-Instruct -tp 1 -q fp8 --max_num_seqs 64 --swap-space 4",
-    "google/gemma-3-4b-it --dtype bfloat16 --trust-remote-code",
-    "mistralai/Mistral-Small-24B-Instruct-2501 --tokenizer_mode mistral --config_format mistral --load_format mistral"
-    " --tool-call-parser mistral --enable-auto-tool-choice --limit-mm-per-prompt image=10 -tp 1",
-    "Qwen/Qwen3-30B-A3B --max-model-len 131072 --rope-scaling"
-    """ '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'""",
-    "microsoft/Phi-4-mini-instruct --trust-remote-code --enable-chunked-prefill --swap-space 4",
-    "NousResearch/Meta-Llama-3-8B-Instruct --dtype auto --api-key token-abc123 --generation-config vllm",
-    "TheBloke/Mistral-7B-Instruct-v0.2-AWQ --quantization awq",
-    "{folder} --served-model-name llama gpt-4 --disable-log-requests",
-    "--model {folder} --host 0.0.0.0 --port 8000 --uvicorn-log-level warning",
-    "--config {file}",
-    f"{_GGUF}:Q4_K_M",
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct --enable-auto-tool-choice --tool-call-parser qwen3_coder",
-    "meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice --tool-call-parser llama3_json"
-    " --chat-template examples/tool_chat_template_llama3.1_json.jinja",
-]
-REFUSED = [
-    ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B --tensor-parallel-size 2 --max-model-len 32768 --enforce-eager", "GPUs"),
-    (
-        "meta-llama/Llama-3.1-8B-Instruct --compilation-config '{\"level\": 3}'"
-        ' --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\'',
-        "not yet: speculation",
-    ),
-    ("meta-llama/Llama-3.1-8B-Instruct --enable-lora --lora-modules sql=org/sql-lora", "not yet: LoRA"),
-    ("facebook/opt-125m", "model type 'opt' is not supported"),
-]
 
 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubHub]:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    parts = {
-        "tokenizer.json": _tokenizer(),
-        "tokenizer_config.json": json.dumps({"eos_token": "<|endoftext|>"}).encode(),
-        "generation_config.json": b'{"temperature": 0.25, "eos_token_id": 1}',
-        "model.safetensors": b"weights",
-    }
-    write_gguf(folder / "model.gguf")
     with serve_hub() as hub, pytest.MonkeyPatch.context() as patch:
-        for name, config in _MODELS.items():
-            plain = "{{ messages[-1].content }}"
-            template = {"chat_template.jinja": (TEMPLATE if "gpt-oss" in name else plain).encode()}
-            files = {"config.json": json.dumps(_SMALL | config).encode(), **parts, **template}
-            hub.repositories[name] = Repository(files)
-        hub.repositories[_GGUF] = Repository({"Qwen3-0.6B-Q4_K_M.gguf": (folder / "model.gguf").read_bytes()})
+        hub.repositories |= {name: make_repository(name, {"model.safetensors": NO_TENSORS}) for name in CONFIGS}
+        hub.repositories[GGUF] = make_gguf_repository(tmp_path_factory.mktemp("gguf"))
         patch.setenv("HF_ENDPOINT", hub.url)
         patch.setenv("no_proxy", "127.0.0.1")
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
@@ -128,13 +51,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StubHub]:
 
 def configure(command: str, folder: Path) -> ServeConfig:
     """Do what `blink serve` does before it starts its processes."""
-    if "{f" in command:
-        file = folder / "serve.yaml"
-        (folder / "config.json").write_text(json.dumps(_SMALL | {"model_type": "llama"}))
-        (folder / "tokenizer.json").write_bytes(_tokenizer())
-        file.write_text(f"model: {folder}\nmax-model-len: 4k\nenforce-eager: true\ntensor-parallel-size: 1\n")
-        command = command.format(folder=folder, file=file)
-    config = build_config(ServeConfig, cli.parse(["serve", *shlex.split(command)]))
+    config = build_config(ServeConfig, cli.parse(["serve", *shlex.split(fill_in(command, folder))]))
     model = localize(config.engine.model)
     return replace(config, engine=replace(config.engine, model=model), frontend=replace(config.frontend, model=model))
 
@@ -143,11 +60,6 @@ def describe(model: ModelConfig) -> ModelSpec:
     """Do what an engine does before it loads weights."""
     check_method(Path(model.model), model.quantization)
     return read_spec(Path(model.model), parse_object("hf_overrides", model.hf_overrides))
-
-
-@cache
-def _tokenizer() -> bytes:
-    return build_tokenizer().to_str().encode()
 
 
 @pytest.mark.parametrize("command", STARTING)
@@ -232,7 +144,7 @@ def test_other_sampling_is_refused_by_name(options: dict[str, Any], reason: str)
         load_assets(FrontendConfig(model=model))
 
 
-@pytest.mark.parametrize("name", ["TheBloke/Mistral-7B-Instruct-v0.2-AWQ", "Qwen/Qwen3-8B", _GGUF])
+@pytest.mark.parametrize("name", ["TheBloke/Mistral-7B-Instruct-v0.2-AWQ", "Qwen/Qwen3-8B", GGUF])
 def test_a_method_that_the_model_does_not_name_is_refused(name: str) -> None:
     path = Path(localize(ModelConfig(model=name)).model)
     for method in ("gptq", "compressed-tensors", "bitsandbytes"):

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 FORMATS: Final = ("text", "json")
 _INDENT: Final = "    "
+_CLIENT: Final = "httpx"  # the library that writes a line for each request that it sends, such as to a hub
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -61,3 +62,4 @@ def set_up_logging(level: str, log_format: str, text: str = _TEXT) -> None:
     output = logging.StreamHandler(sys.stderr)
     output.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(text))
     logging.basicConfig(level=level.upper(), handlers=[output], force=True)
+    logging.getLogger(_CLIENT).setLevel(level.upper() if level.upper() == "DEBUG" else logging.WARNING)

@@ -37,14 +37,13 @@ class ChoicesReply(Reply):
         return self._logprob_format if self.has_logprobs else None
 
     @property
-    def prompt_logprobs(self) -> LogprobFormat | None:
-        """Return how the logprobs of the prompt are written, None if they were not asked for."""
-        return self._logprob_format if self.has_prompt_logprobs else None
-
-    @property
     def _logprob_format(self) -> LogprobFormat:
         assert self.tokenizer is not None
         return LogprobFormat(self.tokenizer, as_token_ids=self.names_token_ids)
+
+    def write_prompt_logprobs(self, scores: Sequence[TokenLogprob]) -> list[Any] | None:
+        """Return the logprobs of a prompt, None if they were not asked for."""
+        return self._logprob_format.prompt(scores) if self.has_prompt_logprobs else None
 
     def prompt_of(self, session: Session, generation: Generation) -> Prompt:
         """Return the prompt of a choice."""
@@ -94,8 +93,8 @@ class NonStreamingChoices:
             "choices": [self._choice(generation) for generation in session.generations],
             "usage": usage_of(session.prompts, session.generations, reply.num_choices),
         }
-        if reply.is_chat and reply.prompt_logprobs:
-            body["prompt_logprobs"] = reply.prompt_logprobs.prompt(session.generations[0].prompt_logprobs)
+        if reply.is_chat:
+            body["prompt_logprobs"] = reply.write_prompt_logprobs(session.generations[0].prompt_logprobs)
         if reply.is_chat and reply.return_token_ids:
             body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
         return orjson.dumps(body)
@@ -115,9 +114,8 @@ def _completion_choice(reply: ChoicesReply, session: Session, generation: Genera
         "logprobs": _completion_logprobs(reply, session, generation, delta) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
+        "prompt_logprobs": reply.write_prompt_logprobs(reply.scores_of(session, generation)),
     }
-    if reply.prompt_logprobs:
-        choice["prompt_logprobs"] = reply.prompt_logprobs.prompt(reply.scores_of(session, generation))
     if reply.return_token_ids:
         choice["token_ids"] = delta.tokens
         choice["prompt_token_ids"] = reply.prompt_of(session, generation).tokens.tolist()

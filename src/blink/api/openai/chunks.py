@@ -91,13 +91,19 @@ class ChunkEncoder:
         else:
             return b""
         if reply.continuous_usage:
-            body["usage"] = self._usage(generation)
+            body["usage"] = self._usage_before(generation)
         return b"%b,%b\n\n%b" % (self._common, orjson.dumps(body)[1:], self._echo(generation))
 
     def _echo(self, generation: Generation) -> bytes:
         """Return the chunk of a chat's echo; a completion's is in its first one."""
         echo = self._reply.echo_of(generation) if self._reply.is_chat else ""
-        return self._heads[generation.index] + orjson.dumps(echo) + self._plain_tail if echo else b""
+        if not echo:
+            return b""
+        chunk = self._heads[generation.index] + orjson.dumps(echo) + self._plain_tail
+        if not self._reply.continuous_usage:
+            return chunk
+        usage = orjson.dumps(self._usage_before(generation))
+        return b'%b,"usage":%b}\n\n' % (chunk.removesuffix(b"}\n\n"), usage)
 
     def _logprobs(self, generation: Generation, delta: Delta) -> dict[str, Any] | None:
         form = self._logprob_format
@@ -114,3 +120,9 @@ class ChunkEncoder:
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         return usage_of([self._reply.prompt_of(self._session, generation)], [generation], 1)
+
+    def _usage_before(self, generation: Generation) -> dict[str, Any]:
+        """Return the usage of chunks that stand before the first token."""
+        usage = self._usage(generation)
+        none = {"completion_tokens": 0, "completion_tokens_details": {"reasoning_tokens": 0}}
+        return usage | none | {"total_tokens": usage["prompt_tokens"]}

@@ -102,15 +102,15 @@ def _is_reasoning_open(text: str, body: ChatBody, assets: ModelAssets) -> bool |
 
 def _reply_fields(body: GenerationBody, params: SamplingParams, bounds: Bounds) -> dict[str, Any]:
     options = body.stream_options
-    has_usage = bounds.always_has_usage or (options is not None and options.include_usage)
+    asked = options if options is not None and options.include_usage else None
     return {
         "num_choices": params.n,
         "has_logprobs": params.logprobs is not None,
         "has_prompt_logprobs": body.prompt_logprobs is not None,
         "names_token_ids": bool(body.return_tokens_as_token_ids) or bounds.names_token_ids,
         "return_token_ids": bool(body.return_token_ids),
-        "include_usage": has_usage,
-        "continuous_usage": has_usage and options is not None and options.continuous_usage_stats,
+        "include_usage": bounds.always_has_usage or asked is not None,
+        "continuous_usage": bounds.always_has_usage or (asked is not None and asked.continuous_usage_stats),
     }
 
 

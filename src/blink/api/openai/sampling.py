@@ -12,6 +12,7 @@ from blink.errors import BadRequestError
 from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 
 _MAX_DIGITS = 10  # more than any token id has
+_MAX_SHOWN = 40  # characters of a wrong one
 
 
 def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -55,5 +56,5 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
 
 def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
-        raise BadRequestError(f"logit_bias: {key[:_MAX_DIGITS]!r} is not a token id of this model.", "logit_bias")
+        raise BadRequestError(f"logit_bias: {key[:_MAX_SHOWN]!r} is not a token id of this model.", "logit_bias")
     return int(key)

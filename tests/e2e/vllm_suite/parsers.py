@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blink's parsers behind the interface of vLLM's: classes by its names, results in its shapes."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import tokenizers_of_models
+from pydantic import BaseModel, ConfigDict, Field
+
+from blink.text.message.format_kinds import CallFormat
+from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
+from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning
+from blink.text.message.reasoning import is_switched_off
+from blink.vllm.table import load_table
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class FunctionCall(_Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(_Body):
+    id: str = Field(default_factory=lambda: f"chatcmpl-tool-{uuid.uuid4().hex}")
+    type: str = "function"
+    function: FunctionCall
+
+
+class ExtractedToolCallInformation(_Body):
+    tools_called: bool
+    tool_calls: list[ToolCall]
+    content: str | None = None
+
+
+class DeltaFunctionCall(_Body):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(_Body):
+    id: str | None = None
+    type: str | None = None
+    index: int
+    function: DeltaFunctionCall | None = None
+
+
+class DeltaMessage(_Body):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[DeltaToolCall] = Field(default_factory=list[DeltaToolCall])
+
+
+class FunctionDefinition(_Body):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class ChatCompletionToolsParam(_Body):
+    type: str = "function"
+    function: FunctionDefinition
+
+
+class ChatCompletionRequest(_Body):
+    """What a parser is told of a request."""
+
+    messages: list[Any] = Field(default_factory=list[Any])
+    model: str | None = None
+    tools: list[ChatCompletionToolsParam] | None = None
+    tool_choice: Any = None
+    skip_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    include_reasoning: bool = True
+
+
+class _AllNames(frozenset[str]):
+    """The functions of a request that names none: a call is a call whatever its name."""
+
+    def __contains__(self, item: object) -> bool:
+        return True
+
+
+class ToolParser:
+    """One reply's parser of calls."""
+
+    form: CallFormat
+    supports_required_and_named = True
+
+    def __init__(self, tokenizer: Any, tools: Sequence[Any] | None = None, *_: object, **__: object) -> None:
+        self.model_tokenizer = tokenizer
+        self.tools = tools
+        self.prev_tool_call_arr: list[dict[str, Any]] = []
+        self.streamed_args_for_tool: list[str] = []
+        self._stream: MessageParser | None = None
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return self.model_tokenizer.get_vocab()
+
+    def adjust_request(self, request: Any) -> Any:
+        return request
+
+    def extract_tool_calls(self, model_output: str, request: Any = None, **_: object) -> ExtractedToolCallInformation:
+        parser = self._begin(request)
+        parts = parser.push(model_output) + parser.finish()
+        calls = [ToolCall(function=FunctionCall(name=name, arguments=text)) for name, text in _calls_of(parts)]
+        content = "".join(part.text for part in parts if isinstance(part, Content))
+        return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=content or None)
+
+    def extract_tool_calls_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *_: object, request: Any = None, **__: object
+    ) -> DeltaMessage | None:
+        del current_text
+        request = request or next((one for one in reversed(_) if isinstance(one, ChatCompletionRequest)), None)
+        if self._stream is None or not previous_text:
+            self._stream = self._begin(request)
+        first = self._stream.num_calls
+        return self._to_delta(self._stream.push(delta_text), first)
+
+    def _begin(self, request: Any) -> MessageParser:
+        tools = (getattr(request, "tools", None) or self.tools) or []
+        schemas = {name: parameters or {} for name, parameters in map(_describe, tools)}
+        names = frozenset(schemas) or _AllNames()
+        return MessageParser(MessageForm(calls=self.form, names=names, schemas=schemas))
+
+    def _to_delta(self, parts: Iterable[Part], num_calls: int) -> DeltaMessage | None:
+        delta, calls = DeltaMessage(), dict[int, DeltaToolCall]()
+        for part in parts:
+            if isinstance(part, Content):
+                delta.content = (delta.content or "") + part.text
+            elif isinstance(part, CallOpened):
+                identity = {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function"}
+                function = DeltaFunctionCall(name=part.name, arguments="")
+                calls[num_calls] = DeltaToolCall(index=num_calls, function=function, **identity)
+                self.prev_tool_call_arr.append({"name": part.name, "arguments": ""})
+                self.streamed_args_for_tool.append("")
+                num_calls += 1
+            elif isinstance(part, CallArguments):
+                index = num_calls - 1
+                call = calls.setdefault(index, DeltaToolCall(index=index, function=DeltaFunctionCall(arguments="")))
+                assert call.function is not None
+                call.function.arguments = (call.function.arguments or "") + part.text
+                self.streamed_args_for_tool[index] += part.text
+                self.prev_tool_call_arr[index]["arguments"] = self.streamed_args_for_tool[index]
+        delta.tool_calls = [calls[index] for index in sorted(calls)]
+        return delta if delta.content is not None or calls else None
+
+
+class ReasoningParser:
+    """One reply's parser of reasoning."""
+
+    name = ""
+
+    def __init__(self, tokenizer: Any, *_: object, chat_template_kwargs: Any = None, **__: object) -> None:
+        self.model_tokenizer = tokenizer
+        self._is_off = is_switched_off(chat_template_kwargs or {})
+        self._stream: MessageParser | None = None
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        return self.model_tokenizer.get_vocab()
+
+    def extract_reasoning(self, model_output: str, request: Any = None, **_: object) -> tuple[str | None, str | None]:
+        del request
+        parser = self._begin()
+        parts = parser.push(model_output) + parser.finish()
+        return tuple("".join(part[0] for part in parts if isinstance(part, kind)) or None for kind in _KINDS)  # type: ignore[return-value]
+
+    def extract_reasoning_streaming(
+        self, previous_text: str, current_text: str, delta_text: str, *_: object, **__: object
+    ) -> DeltaMessage | None:
+        del current_text
+        if self._stream is None or not previous_text:
+            self._stream = self._begin()
+        delta = DeltaMessage()
+        for part in self._stream.push(delta_text):
+            if isinstance(part, Reasoning):
+                delta.reasoning = (delta.reasoning or "") + part.text
+            elif isinstance(part, Content):
+                delta.content = (delta.content or "") + part.text
+        return None if delta.content is None and delta.reasoning is None else delta
+
+    def is_reasoning_end(self, input_ids: Sequence[int], *_: object) -> bool:
+        parser = self._begin()
+        parser.push(self.model_tokenizer.decode(list(input_ids)))
+        return not parser.is_reasoning
+
+    def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
+        parser, ids = self._begin(), [each for each in input_ids if isinstance(each, int)]
+        for place, token in enumerate(ids):
+            if not parser.is_reasoning and place:
+                return ids[place:]
+            parser.push(self.model_tokenizer.decode([token]))
+        return []
+
+    def _begin(self) -> MessageParser:
+        # A server sees how the prompt ends; vLLM's parsers suppose it, by the variables of the template.
+        is_open = False if self._is_off else self.name in _OPENED or None
+        return MessageParser(MessageForm(reasoning=REASONING_FORMATS[self.name], is_reasoning_open=is_open))
+
+
+_KINDS = (Reasoning, Content)
+_OPENED = ("qwen3", "kimi_k2")  # whose newer templates end the prompt with the opening tag
+
+
+def _calls_of(parts: Iterable[Part]) -> list[tuple[str, str]]:
+    calls: list[tuple[str, str]] = []
+    for part in parts:
+        if isinstance(part, CallOpened):
+            calls.append((part.name, ""))
+        elif isinstance(part, CallArguments):
+            calls[-1] = calls[-1][0], calls[-1][1] + part.text
+    return calls
+
+
+def _describe(tool: Any) -> tuple[str, Mapping[str, Any] | None]:
+    """Return name and schema of a tool, in any of the shapes that tests give it."""
+    plain = tool if isinstance(tool, dict) else tool.model_dump()
+    function = plain.get("function") or plain
+    return function["name"], function.get("parameters")
+
+
+def _own_name(flag: str, name: str) -> str:
+    return load_table()[flag].to_own(name)
+
+
+# Classes of vLLM's parsers, by the names under which a command line has them.
+_CALL_CLASSES = {
+    "DeepSeekV3ToolParser": "deepseek_v3",
+    "DeepSeekV31ToolParser": "deepseek_v31",
+    "DeepSeekV32ToolParser": "deepseek_v32",
+    "DeepSeekV4ToolParser": "deepseek_v4",
+    "Ernie45ToolParser": "ernie45",
+    "FunctionGemmaToolParser": "functiongemma",
+    "Gemma4ToolParser": "gemma4",
+    "Glm4MoeModelToolParser": "glm45",
+    "Glm47MoeModelToolParser": "glm47",
+    "Granite4ToolParser": "granite4",
+    "GraniteToolParser": "granite",
+    "Hermes2ProToolParser": "hermes",
+    "HunyuanA13BToolParser": "hunyuan_a13b",
+    "Internlm2ToolParser": "internlm",
+    "JambaToolParser": "jamba",
+    "KimiK2ToolParser": "kimi_k2",
+    "Lfm2ToolParser": "lfm2",
+    "Llama3JsonToolParser": "llama3_json",
+    "Llama4PythonicToolParser": "llama4_pythonic",
+    "LongcatFlashToolParser": "longcat",
+    "MinimaxM2ToolParser": "minimax_m2",
+    "MinimaxToolParser": "minimax",
+    "MistralToolParser": "mistral",
+    "Olmo3PythonicToolParser": "olmo3",
+    "Phi4MiniJsonToolParser": "phi4_mini_json",
+    "PythonicToolParser": "pythonic",
+    "Qwen3CoderToolParser": "qwen3_coder",
+    "Qwen3ToolParser": "qwen3_coder",
+    "Qwen3XMLToolParser": "qwen3_xml",
+    "SeedOssToolParser": "seed_oss",
+    "Step3p5ToolParser": "step3p5",
+    "Step3ToolParser": "step3",
+    "xLAMToolParser": "xlam",
+}
+_REASONING_CLASSES = {
+    "DeepSeekR1ReasoningParser": "deepseek_r1",
+    "DeepSeekV4ReasoningParser": "deepseek_v4",
+    "Glm45ReasoningParser": "glm45",
+    "NemotronV3ReasoningParser": "nemotron_v3",
+    "Ernie45ReasoningParser": "ernie45",
+    "Gemma4ReasoningParser": "gemma4",
+    "GraniteReasoningParser": "granite",
+    "HunyuanA13BReasoningParser": "hunyuan_a13b",
+    "KimiK2ReasoningParser": "kimi_k2",
+    "MiniMaxM2ReasoningParser": "minimax_m2",
+    "MiniMaxM2AppendThinkReasoningParser": "minimax_m2_append_think",
+    "MistralReasoningParser": "mistral",
+    "Olmo3ReasoningParser": "olmo3",
+    "Qwen3ReasoningParser": "qwen3",
+    "SeedOSSReasoningParser": "seed_oss",
+    "Step3ReasoningParser": "step3",
+    "Step3p5ReasoningParser": "step3p5",
+}
+
+
+class ToolParserManager:
+    """Finds classes by the names of a command line."""
+
+    @classmethod
+    def get_tool_parser(cls, name: str) -> type[ToolParser]:
+        return _tool_parser(_own_name("--tool-call-parser", name))
+
+
+class ReasoningParserManager:
+    """The same for reasoning."""
+
+    @classmethod
+    def get_reasoning_parser(cls, name: str) -> type[ReasoningParser]:
+        return _reasoning_parser(_own_name("--reasoning-parser", name))
+
+
+@cache
+def _tool_parser(own: str) -> type[ToolParser]:
+    return type(own, (ToolParser,), {"form": CALL_FORMATS[own]})
+
+
+@cache
+def _reasoning_parser(own: str) -> type[ReasoningParser]:
+    if own not in REASONING_FORMATS:
+        raise KeyError(own)
+    return type(own, (ReasoningParser,), {"name": own})
+
+
+def find_class(name: str) -> type[Any] | None:
+    """Return the class of a parser by one of its names in vLLM, which has two ways to run most of them."""
+    name = re.sub("Engine(?=ToolParser)", "", name).replace("ParserReasoningAdapter", "ReasoningParser")
+    if name in _CALL_CLASSES:
+        return ToolParserManager.get_tool_parser(_CALL_CLASSES[name])
+    return ReasoningParserManager.get_reasoning_parser(_REASONING_CLASSES[name]) if name in _REASONING_CLASSES else None
+
+
+_PUBLIC = (
+    ChatCompletionRequest,
+    ChatCompletionToolsParam,
+    DeltaFunctionCall,
+    DeltaMessage,
+    DeltaToolCall,
+    ExtractedToolCallInformation,
+    FunctionCall,
+    FunctionDefinition,
+    ReasoningParser,
+    ReasoningParserManager,
+    ToolCall,
+    ToolParser,
+    ToolParserManager,
+)
+NAMES: dict[str, Any] = {each.__name__: each for each in _PUBLIC}
+NAMES |= {
+    "cached_tokenizer_from_config": tokenizers_of_models.find,
+    "detokenize_incrementally": tokenizers_of_models.detokenize_one,
+    "get_tokenizer": tokenizers_of_models.find,
+    "TOOL_CALL_START": CALL_FORMATS["gemma4"].opens[0],  # no other module of vLLM has these two
+    "TOOL_CALL_END": CALL_FORMATS["gemma4"].closes[0],
+}

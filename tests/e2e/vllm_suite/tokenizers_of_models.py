@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tokenizer for the tests of all models: the words of Blink's own tests, and the marks of every format."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+import transformers
+from tokenizers import AddedToken, Tokenizer
+
+from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
+from make_tokenizer import FOLDER
+
+# What models' tokenizers have as one token: a mark between angle or square brackets, without spaces.
+_MARK = re.compile(r"<[^<>\s=\"]+>|\[[A-Z_/]+\]")
+_MORE = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+
+def find(*_: object, **__: object) -> Any:
+    """Return the tokenizer, whichever model's is asked for."""
+    return _build()
+
+
+def detokenize_one(
+    *, tokenizer: Any, all_input_ids: list[int], prev_tokens: list[str] | None, **_: object
+) -> tuple[list[str], str, int, int]:
+    """Return the last token, the text that it adds, and two places that the next call gives back."""
+    tokens, texts = all_input_ids if prev_tokens is None else all_input_ids[-1:], [all_input_ids[:-1], all_input_ids]
+    before, after = (tokenizer.decode(ids) for ids in texts)
+    return tokenizer.convert_ids_to_tokens(tokens), after[len(before) :], 0, len(all_input_ids)
+
+
+@cache
+def _build() -> Any:
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    marks = {mark for form in CALL_FORMATS.values() for text in _texts(form) for mark in _MARK.findall(text)}
+    for form in REASONING_FORMATS.values():
+        marks |= {mark for text in (form.open, form.close, *form.ends) for mark in _MARK.findall(text)}
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in sorted({*marks, *_MORE})])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def _texts(form: Any) -> list[str]:
+    return [*form.opens, *form.closes, *form.between, *form.heads, form.begin, form.end, form.prefix, form.suffix]
