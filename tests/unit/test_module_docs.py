@@ -15,8 +15,6 @@ MAX_FIRST = 25
 
 _PACKAGE = ROOT / "src" / "blink"
 _SUFFIXES = {".py", ".h", ".cpp", ".cu", ".cuh"}
-# Folders of src/blink whose openings are not yet written anew.
-PENDING = ("api",)
 
 _DOCSTRING = re.compile(r'(?:#[^\n]*\n|\n)*r?"""(.*?)"""', re.DOTALL)
 _COMMENT = re.compile(r"// SPDX[^\n]*\n(?:#pragma once\n|\n)*((?://[^\n]*\n)+)")
@@ -44,9 +42,8 @@ def list_faults(opening: str) -> list[str]:
 
 
 def list_sources() -> list[Path]:
-    """Return the files of the product but those of pending folders."""
-    files = (path for path in sorted(_PACKAGE.rglob("*")) if path.suffix in _SUFFIXES)
-    return [path for path in files if path.relative_to(_PACKAGE).parts[0] not in PENDING]
+    """Return the files of the product."""
+    return [path for path in sorted(_PACKAGE.rglob("*")) if path.suffix in _SUFFIXES]
 
 
 def test_every_file_opens_in_plain_english() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the bytes of a request's body to checked fields and tokens: all of a request's work that grows with its body.
 
-Needs no event loop and no engine, so that it runs beside the server for large bodies (blink.api.reader).
+It needs no event loop and no engine, so that a process of its own does it for large bodies (blink.api.reader).
 """
 
 from __future__ import annotations

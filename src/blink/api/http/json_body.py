@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the bytes of a body to plain values of Python: what is no JSON, or too much or too deep of it, is refused here.
+"""Parse the bytes of a body into plain values of Python, and refuse what is not JSON, or too large or too deep.
 
-So nobody behind meets a lone surrogate, a number that is none, or a depth that a parser or an encoder gives up at.
+So no later step meets a lone surrogate, a number that is none, or a depth at which a parser or an encoder gives up.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an output that is read as a message is constrained to: calls, and forms behind the reasoning."""
+"""What an output that is read as a message is constrained to: calls, and forms after the reasoning."""
 
 from __future__ import annotations
 
