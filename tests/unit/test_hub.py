@@ -16,6 +16,7 @@ from huggingface_hub import close_session, constants, hf_hub_download
 
 from blink.cli.doctor import examine_given_model
 from blink.cli.main import main
+from blink.cli.plan import PlanConfig
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.hub.client import Hub
@@ -252,12 +253,12 @@ def test_a_download_that_fails_stops_the_others(hub: StubHub, tmp_path: Path) ->
 
 def test_doctor_looks_at_what_is_downloaded(hub: StubHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    [finding] = examine_given_model("acme/one")
+    [finding] = examine_given_model("acme/one", PlanConfig())
     assert finding.text.endswith("run `blink pull acme/one`")
     hub.repositories["acme/one"] = Repository({"config.json": _CONFIG, "model.safetensors": b"w"})
     localize(ModelConfig(model="acme/one"))
     hub.asked.clear()
-    [finding] = examine_given_model("acme/one")
+    [finding] = examine_given_model("acme/one", PlanConfig())
     assert "config.json: 'num_attention_heads' is missing" in finding.text
     assert hub.asked == []
 

@@ -20,6 +20,7 @@ from blink.kernels.gpu.gemm import decode_hi_lo, decode_hi_lo_int4, decode_int4,
 from blink.kernels.gpu.gemm.pipeline_config import PipelineConfig, Shape
 from blink.kernels.gpu.gemm.tile_configs import AttentionConfig, GemmConfig, Output
 from blink.kernels.gpu.moe import grouped_gemm
+from blink.plan.gpus import KnownGpu
 
 _TABLES = json.loads(tile_configs.TABLE.read_text())
 _MAX_SHARED_BYTES = 227 << 10
@@ -32,7 +33,7 @@ _PACKED: dict[str, tuple[FormatId, type[PipelineConfig]]] = {  # by the kinds of
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, name: str, SMs: int, *, major: int = 12) -> None:
     """Let the GPU be another one."""
-    monkeypatch.setattr(device, "_supposed", device.Gpu(name, (major, 0), SMs, 228 << 10))
+    monkeypatch.setattr(device, "_supposed", KnownGpu(name, (major, 0), SMs, 228 << 10, 80 << 30, 3e12))
 
 
 @pytest.mark.parametrize("device", list(_TABLES))
