@@ -59,6 +59,10 @@ def test_no_phrase_of_our_own_stands_in_a_page(page: Path) -> None:
     assert list_phrases(page.read_text()) == []
 
 
+def test_the_readme_fits_a_few_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
 @pytest.mark.parametrize("page", [page for page in _PAGES if name_of(page) not in GENERATED], ids=name_of)
 def test_no_page_is_long(page: Path) -> None:
     assert count_words(without_code(page.read_text())) < MAX_PAGE
