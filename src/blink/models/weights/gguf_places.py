@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import gguf
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blink.models.families import FAMILIES
+from blink.models.layers import GatedDeltaNet
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
@@ -63,8 +65,18 @@ class GgufPlaces:
             block, _, matrix = part.partition(".")
             num_heads = heads.get(matrix.split(".")[0]) if block == "self_attn" else None
             if num_heads is not None:
-                return _take_rows(place, _uninterleave(num_heads, mixer.attention.head_dim))
+                head_dim = mixer.attention.head_dim
+                return self._reorder(place, num_heads * head_dim, lambda: _uninterleave(num_heads, head_dim))
         return place
+
+    def _reorder(self, place: Place, num_rows: int, choose: Callable[[], Tensor]) -> Place:
+        """Return a place with the rows that `choose` gives out of so many.
+
+        They are not chosen where the file has another number, which may be any: the check of the shape refuses it.
+        """
+        tensor = self._tensors.get(place.stored)
+        fits = tensor is not None and tensor.shape[0] == num_rows
+        return replace(place, rows=choose() if fits else torch.empty(0, dtype=torch.int64), num_rows=num_rows)
 
     def _name(self, name: str) -> str:
         stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
@@ -88,15 +100,17 @@ class GgufPlaces:
         place = Place(self._name(name.replace(".dt_bias", ".dt_proj.bias")))
         if not self._family.has_tiled_heads or mixer.k_heads == mixer.v_heads:
             return place
-        order = untile(mixer.k_heads, mixer.v_heads)
         if part == "out_proj":
-            return replace(place, heads=order)
-        values = widen(order, mixer.v_dim)
-        keys = mixer.channels - len(values)
-        channels = torch.cat((torch.arange(keys), keys + values))
-        per_head = dict.fromkeys(("in_proj_b", "in_proj_a", "A_log", "dt_bias"), order)
-        orders = {"in_proj_qkv": channels, "conv1d": channels, "in_proj_z": values, **per_head}
-        return _take_rows(place, orders[part]) if part in orders else place
+            tensor = self._tensors.get(place.stored)
+            fits = tensor is not None and tensor.shape[-1] == mixer.out_size
+            return replace(place, heads=untile(mixer.k_heads, mixer.v_heads)) if fits else place
+        orders = {"in_proj_qkv": _order_channels, "conv1d": _order_channels, "in_proj_z": _order_values}
+        sizes = {"in_proj_qkv": mixer.channels, "conv1d": mixer.channels, "in_proj_z": mixer.out_size}
+        if part in orders:
+            return self._reorder(place, sizes[part], lambda: orders[part](mixer))
+        if part in ("in_proj_b", "in_proj_a", "A_log", "dt_bias"):
+            return self._reorder(place, mixer.v_heads, lambda: untile(mixer.k_heads, mixer.v_heads))
+        return place
 
     def _find_grouped(self, name: str, part: str, layer: int) -> Place:
         """Return a part of projections that are grouped by key head, as in files of qwen3next; newer ones group b and a
@@ -105,21 +119,27 @@ class GgufPlaces:
         assert mixer is not None
         repeats = mixer.v_heads // mixer.k_heads
         if part in ("in_proj_b", "in_proj_a"):
-            b, a = ungroup(mixer.k_heads, [repeats, repeats])
-            place = Place(self._name(name.replace(part, "in_proj_ba")))
-            return replace(place, rows=b if part == "in_proj_b" else a, num_rows=2 * mixer.v_heads)
+            place, index = Place(self._name(name.replace(part, "in_proj_ba"))), int(part == "in_proj_a")
+            return self._reorder(place, 2 * mixer.v_heads, lambda: ungroup(mixer.k_heads, [repeats, repeats])[index])
         place = Place(self._name(name.replace(".dt_bias", ".dt_proj.bias")))
         if part not in ("in_proj_qkv", "in_proj_z") or place.stored in self._tensors:
             return place
         values = repeats * mixer.v_dim
-        *qkv, z = ungroup(mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values])
-        rows = z if part == "in_proj_z" else torch.cat(qkv)
-        return Place(self._name(name.replace(part, "in_proj_qkvz")), rows=rows, num_rows=mixer.in_size)
+        parts = slice(3, 4) if part == "in_proj_z" else slice(0, 3)
+        sizes = [mixer.k_dim, mixer.k_dim, values, values]
+        place = Place(self._name(name.replace(part, "in_proj_qkvz")))
+        return self._reorder(place, mixer.in_size, lambda: torch.cat(ungroup(mixer.k_heads, sizes)[parts]))
 
 
-def _take_rows(place: Place, rows: Tensor) -> Place:
-    """Return a place all of whose rows are in another order."""
-    return replace(place, rows=rows, num_rows=len(rows))
+def _order_values(mixer: GatedDeltaNet) -> Tensor:
+    """Return where each row of the values is whose heads are tiled."""
+    return widen(untile(mixer.k_heads, mixer.v_heads), mixer.v_dim)
+
+
+def _order_channels(mixer: GatedDeltaNet) -> Tensor:
+    """Return where each row of queries, keys and values is: the values last."""
+    keys = mixer.channels - mixer.out_size
+    return torch.cat((torch.arange(keys), keys + _order_values(mixer)))
 
 
 def _uninterleave(heads: int, head_dim: int) -> Tensor:
