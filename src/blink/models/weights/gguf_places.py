@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from blink.models.families import FAMILIES
-from blink.models.layers import GatedDeltaNet
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
@@ -104,10 +103,15 @@ class GgufPlaces:
             tensor = self._tensors.get(place.stored)
             fits = tensor is not None and tensor.shape[-1] == mixer.out_size
             return replace(place, heads=untile(mixer.k_heads, mixer.v_heads)) if fits else place
-        orders = {"in_proj_qkv": _order_channels, "conv1d": _order_channels, "in_proj_z": _order_values}
-        sizes = {"in_proj_qkv": mixer.channels, "conv1d": mixer.channels, "in_proj_z": mixer.out_size}
-        if part in orders:
-            return self._reorder(place, sizes[part], lambda: orders[part](mixer))
+        if part == "in_proj_z":
+            return self._reorder(
+                place, mixer.out_size, lambda: _order_values(mixer.k_heads, mixer.v_heads, mixer.v_dim)
+            )
+        if part in ("in_proj_qkv", "conv1d"):
+            keys, sizes = mixer.channels - mixer.out_size, (mixer.k_heads, mixer.v_heads, mixer.v_dim)
+            return self._reorder(
+                place, mixer.channels, lambda: torch.cat((torch.arange(keys), keys + _order_values(*sizes)))
+            )
         if part in ("in_proj_b", "in_proj_a", "A_log", "dt_bias"):
             return self._reorder(place, mixer.v_heads, lambda: untile(mixer.k_heads, mixer.v_heads))
         return place
@@ -131,15 +135,9 @@ class GgufPlaces:
         return self._reorder(place, mixer.in_size, lambda: torch.cat(ungroup(mixer.k_heads, sizes)[parts]))
 
 
-def _order_values(mixer: GatedDeltaNet) -> Tensor:
-    """Return where each row of the values is whose heads are tiled."""
-    return widen(untile(mixer.k_heads, mixer.v_heads), mixer.v_dim)
-
-
-def _order_channels(mixer: GatedDeltaNet) -> Tensor:
-    """Return where each row of queries, keys and values is: the values last."""
-    keys = mixer.channels - mixer.out_size
-    return torch.cat((torch.arange(keys), keys + _order_values(mixer)))
+def _order_values(k_heads: int, v_heads: int, size: int) -> Tensor:
+    """Return where each row of values is whose heads are tiled."""
+    return widen(untile(k_heads, v_heads), size)
 
 
 def _uninterleave(heads: int, head_dim: int) -> Tensor:
