@@ -17,7 +17,7 @@ from safetensors.numpy import save
 
 from harmony_model import build_tokenizer
 from ports import free_port
-from processes import wait_for
+from processes import wait_until_healthy
 from stub_hub import Repository, serve_hub
 
 pytestmark = pytest.mark.e2e
@@ -91,15 +91,7 @@ def ask_a_server(url: str, server: subprocess.Popen[bytes]) -> None:
     """Ask by each of the model's names."""
     key = {"Authorization": "Bearer locked"}
     with httpx.Client(base_url=url, timeout=_PATIENCE, trust_env=False) as client:
-
-        def is_ready() -> bool:
-            assert server.poll() is None
-            try:
-                return client.get("/health").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_for(is_ready, _PATIENCE)
+        wait_until_healthy(client, server, _PATIENCE)
         assert client.get("/v1/models").status_code == 401
         models = client.get("/v1/models", headers=key).json()["data"]
         assert [model["id"] for model in models] == ["tiny", "gpt-4"]

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from ports import free_port
-from processes import wait_for
+from processes import wait_until_healthy
 from published_commands import (
     CONFIGS,
     GGUF,
@@ -87,15 +87,7 @@ def ask_a_server(url: str, server: subprocess.Popen[bytes]) -> None:
     """Ask for text by each way that a client has, of the model that the server names."""
     headers = {"Authorization": "Bearer token-abc123"}  # of the one line that has a key
     with httpx.Client(base_url=url, timeout=_PATIENCE, trust_env=False, headers=headers) as client:
-
-        def is_ready() -> bool:
-            assert server.poll() is None
-            try:
-                return client.get("/health").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_for(is_ready, _PATIENCE)
+        wait_until_healthy(client, server, _PATIENCE)
         model = client.get("/v1/models").json()["data"][0]["id"]
         common = {"model": model, "max_tokens": 3, "ignore_eos": True}
         text = client.post("/v1/completions", json={**common, "prompt": "abc"}).raise_for_status().json()

@@ -125,6 +125,19 @@ def is_ready(process: subprocess.Popen[bytes], region: str) -> bool:
         opened.close()
 
 
+def wait_until_healthy(client: httpx.Client, server: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait until a server, which must not end, answers that it serves."""
+
+    def is_healthy() -> bool:
+        assert server.poll() is None
+        try:
+            return client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_for(is_healthy, patience)
+
+
 def stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.terminate()
