@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,3 +147,16 @@ def compute_decoded_logits(decoder: Decoder, rows: int) -> Tensor:
         sequence.tokens.append(last)
     driver._compose([(sequence, 1) for sequence in driver.sequences])
     return Runner(decoder).compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
+
+
+def load(path: Path, **options: Any) -> Decoder:
+    """Return a model of a folder, in float32 on the CPU; options: those of ModelConfig."""
+    return load_model(ModelConfig(model=str(path), **options), torch.device("cpu"), torch.float32)
+
+
+def logits(decoder: Decoder) -> Tensor:
+    """Return the logits of two short prompts."""
+    driver = Driver(decoder)
+    driver.add([5, 60, 17, 33, 80, 4], 1)
+    driver.add([99], 1)
+    return driver.compute_logits()

@@ -14,31 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.fields import Fields
 from blink.formats.fp8 import quantize_fp8
 from blink.formats.schemes import FP8_ROWS, Quantization, read_quantization
-from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import DummyCheckpoint
-from blink.models.weights.loader import load_model
 from blink.models.weights.quantized_checkpoint import DummyMatrices
-from model_driver import Driver
+from model_driver import load, logits
 from quantized_checkpoints import SCHEMES, compressed, write_checkpoints
 
 CPU = torch.device("cpu")
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-
-
-def load(path: Path, **options: Any) -> Decoder:
-    return load_model(ModelConfig(model=str(path), **options), CPU, torch.float32)
-
-
-def logits(decoder: Decoder) -> Tensor:
-    driver = Driver(decoder)
-    driver.add([5, 60, 17, 33, 80, 4], 1)
-    driver.add([99], 1)
-    return driver.compute_logits()
 
 
 @pytest.mark.parametrize("scheme", list(SCHEMES))

@@ -15,16 +15,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
-from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.formats.fp8 import FP8, FP8_MAX, quantize_fp8
 from blink.models.decoder import Decoder
 from blink.models.weights.checkpoint import SafetensorsCheckpoint
-from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.quantize.config import QuantizeConfig
 from blink.quantize.conversion import quantize
-from model_driver import Driver
+from model_driver import load, logits
 from model_families import FAMILIES, SMALL, make_model
 from quantized_checkpoints import SCHEMES
 
@@ -85,17 +83,6 @@ def fuse(weights: dict[str, Tensor]) -> dict[str, Tensor]:
         )
         found |= {f"{prefix}.gate_up_proj{ending}": torch.cat((gate, up), 1), f"{prefix}.down_proj{ending}": down}
     return found
-
-
-def load(path: Path, **options: Any) -> Decoder:
-    return load_model(ModelConfig(model=str(path), **options), CPU, torch.float32)
-
-
-def logits(decoder: Decoder) -> Tensor:
-    driver = Driver(decoder)
-    driver.add([5, 60, 17, 33, 80, 4], 1)
-    driver.add([99], 1)
-    return driver.compute_logits()
 
 
 def write_published(folder: Path, name: str, *, fused: bool, **changes: Any) -> tuple[Path, Path]:
