@@ -133,7 +133,7 @@ docs: $(VENV)/.dev-$(DEVICE)
 
 # The tree is copied, so that nothing here changes.
 mutants: $(VENV)/.dev-$(DEVICE)
-	$(BIN)/python tests/shared/mutants.py $(MUTANTS)
+	$(BIN)/python tests/shared/mutants.py --jobs 2 $(MUTANTS)
 
 pins update-pins outdated: $(VENV)/.tools
 	$(PIP_INSTALL) --quiet uv

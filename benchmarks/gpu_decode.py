@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from dummy_engine import run_engine
 from gauge import Gauge
-from step_bytes import kv_bytes, weight_bytes
+from step_bytes import cache_bytes, weight_bytes
 
 from blink.config import ModelConfig
 from blink.errors import BlinkError
@@ -116,7 +116,7 @@ def measure(
     window = windows[len(windows) // 2]
     itemsize = 2 if options.device == "cuda" else 4  # bfloat16 and float32, the engines' defaults
     weights = weight_bytes(spec, rows, itemsize, options.quantization)
-    kv = kv_bytes(spec, rows, window.context, itemsize if options.kv_cache_dtype == "auto" else 1)
+    kv = cache_bytes(spec, rows, window.context, itemsize if options.kv_cache_dtype == "auto" else 1)
     return {
         "tpot_ms": window.tpot_ms,
         "context": window.context,

@@ -32,6 +32,10 @@ def distinct_experts(mlp: MoeMlp, rows: int) -> float:
     return mlp.experts * (1 - (1 - mlp.router.top_k / mlp.experts) ** rows)
 
 
-def kv_bytes(spec: ModelSpec, rows: int, context: float, itemsize: int) -> float:
-    """Return the bytes of keys and values that a step reads, at a mean context."""
-    return rows * context * spec.cache_layout.bytes_per_block(1, itemsize)
+def cache_bytes(spec: ModelSpec, rows: int, context: float, itemsize: int) -> float:
+    """Return the bytes of the cache that a step moves, at a mean context.
+
+    Keys and values, of `itemsize` bytes, are read; recurrent layers read and write their states.
+    """
+    layout = spec.cache_layout
+    return rows * (context * layout.bytes_per_block(1, itemsize) + 2 * layout.bytes_per_sequence(2))

@@ -20,15 +20,16 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
+import torch
 from dummy_engine import run_engine
 from gauge import Gauge
 from gpu_decode import find_gauge, make_model, make_parser, run_batch
 from gpu_occupants import CONTEXT, SPINNER, make_reader, measure_occupant
-from step_bytes import kv_bytes, weight_bytes
+from step_bytes import cache_bytes, weight_bytes
 
+import blink
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 
@@ -100,7 +101,7 @@ def measure_steps(gauge: Gauge, spec: ModelSpec, options: argparse.Namespace) ->
             windows.sort(key=lambda window: window.gauge["watts"] * window.tpot_ms)
             window = windows[len(windows) // 2]
             weights = weight_bytes(spec, rows, ITEM_BYTES, options.quantization)
-            kv = kv_bytes(spec, rows, window.context, ITEM_BYTES if options.kv_cache_dtype == "auto" else 1)
+            kv = cache_bytes(spec, rows, window.context, ITEM_BYTES if options.kv_cache_dtype == "auto" else 1)
             steps.append(Step(rows, window.tpot_ms / 1e3, window.gauge["watts"], window.gauge["sm_mhz"], weights, kv))
     return idle, steps
 
@@ -158,9 +159,7 @@ def make_result(tables: list[dict[str, Any]], gpu: str, options: argparse.Namesp
         "title": "Where the joules of a decode step go",
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "machine": f"one {gpu}",
-        "versions": {
-            name: metadata.version(package) for name, package in (("torch", "torch"), ("Blink", "blink-serve"))
-        },
+        "versions": {"torch": torch.__version__, "Blink": blink.__version__},
         "settings": [
             f"the shape of {options.model.name}, {'bf16' if options.quantization == 'auto' else options.quantization}",
             "random weights",

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies each of tests/mutants.json, a wrong line, to a copy of the tree and runs its tests: they must fail.
 
-python tests/shared/mutants.py [WORD ...] runs those whose file, name or tests hold one of the words. A mutant that
-changes nothing that can be seen is listed with `equivalent`, the reason; then its tests must pass.
+python tests/shared/mutants.py [--jobs N] [WORD ...] runs those whose file, name or tests hold one of the words, N at a
+time. A mutant that changes nothing that can be seen is listed with `equivalent`, the reason; then its tests must pass.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,8 +121,8 @@ class Tree:
         return "" if status else "it survives"
 
 
-def run_mutants(root: Path, mutants: list[Mutant]) -> list[str]:
-    """Judge each mutant and tell of it; return the names of those with which something is wrong."""
+def judge_share(root: Path, mutants: list[Mutant]) -> list[str]:
+    """Judge mutants in turn, in a tree of their own; return the names of those with which something is wrong."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory(prefix="blink-mutants-") as folder:
         tree = Tree(root, Path(folder))
@@ -139,14 +141,26 @@ def run_mutants(root: Path, mutants: list[Mutant]) -> list[str]:
     return wrong
 
 
-def main(words: list[str]) -> int:
+def run_mutants(root: Path, mutants: list[Mutant], jobs: int = 1) -> list[str]:
+    """Judge mutants, `jobs` at a time; return the names of those with which something is wrong."""
+    shares = [share for share in (mutants[first::jobs] for first in range(jobs)) if share]
+    with ThreadPoolExecutor(len(shares) or 1) as pool:
+        return [name for wrong in pool.map(judge_share, [root] * len(shares), shares) for name in wrong]
+
+
+def main(arguments: list[str]) -> int:
     """Run the mutants that the words name, all without any; return how many are wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="of a mutant's file, name or tests")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time, each in a copy of the tree")
+    options = parser.parse_args(arguments)
     mutants = [
         mutant
         for mutant in read_mutants()
-        if not words or any(word in " ".join((mutant.name, mutant.file, *mutant.tests)) for word in words)
+        if not options.words
+        or any(word in " ".join((mutant.name, mutant.file, *mutant.tests)) for word in options.words)
     ]
-    wrong = run_mutants(ROOT, mutants)
+    wrong = run_mutants(ROOT, mutants, options.jobs)
     print(f"{len(mutants) - len(wrong)} of {len(mutants)} mutants are as they should be")
     return min(len(wrong), 100)
 

@@ -34,7 +34,14 @@ def test_a_dense_step_reads_all_but_the_input_embeddings(step_bytes: ModuleType)
 
 def test_a_step_reads_the_keys_and_values_of_every_context(step_bytes: ModuleType) -> None:
     spec = read_spec(CONFIGS / "llama-3-8b")
-    assert step_bytes.kv_bytes(spec, 256, 400, 2) == 256 * 400 * 2 * 8 * 128 * 32 * 2
+    assert step_bytes.cache_bytes(spec, 256, 400, 2) == 256 * 400 * 2 * 8 * 128 * 32 * 2
+
+
+def test_a_step_reads_and_writes_the_states_of_recurrent_layers(step_bytes: ModuleType) -> None:
+    spec = read_spec(ROOT / "benchmarks/configs/qwen3.6-35b-a3b")
+    state = 32 * 128 * 128 * 4 + 4 * (2 * 16 * 128 + 32 * 128) * 2
+    assert step_bytes.cache_bytes(spec, 32, 4096, 2) == 32 * (4096 * 2 * 2 * 256 * 10 * 2 + 2 * 30 * state)
+    assert step_bytes.weight_bytes(spec, 1, 2) / 1e9 == pytest.approx(5.89, abs=0.01)  # of 69.3 GB
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
