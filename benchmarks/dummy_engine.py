@@ -19,7 +19,12 @@ from blink.link.client import EngineClient
 
 @contextmanager
 def run_engine(
-    model: ModelConfig, *, device: str, num_blocks: int, create: Callable[[EngineConfig], Engine] = create_engine
+    model: ModelConfig,
+    *,
+    device: str,
+    num_blocks: int,
+    max_num_seqs: int = EngineConfig.max_num_seqs,
+    create: Callable[[EngineConfig], Engine] = create_engine,
 ) -> Iterator[tuple[EngineClient, str]]:
     """Serve a model without a prefix cache, whose decoding steps no prefill preempts; yield a client and the region.
 
@@ -31,6 +36,7 @@ def run_engine(
         model=model,
         device=device,
         num_gpu_blocks_override=num_blocks,
+        max_num_seqs=max_num_seqs,
         enable_prefix_caching=False,
         overtake_share=0.0,
     )

@@ -152,6 +152,7 @@ def make_parser(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quantization", default="auto", choices=("auto", "fp8"), help="as the server's option")
     parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"), help="as the server's option")
     parser.add_argument("--num-blocks", type=int, default=0, help="KV cache blocks; 0: as many as there is memory for")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="as the engine's option: fewer boot faster")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--bandwidth", type=float, default=4.5, help="TB/s that reads reach (4.5: an H200's)")
     parser.add_argument("--output", type=Path)
@@ -172,7 +173,8 @@ def make_model(options: argparse.Namespace) -> ModelConfig:
 def main() -> None:
     options = make_parser(__doc__).parse_args()
     spec, model = read_spec(options.model), make_model(options)
-    with run_engine(model, device=options.device, num_blocks=options.num_blocks) as (client, region):
+    sizes = {"num_blocks": options.num_blocks, "max_num_seqs": options.max_num_seqs}
+    with run_engine(model, device=options.device, **sizes) as (client, region):
         run_batch(client, 1, options)
         results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
     report(results, options)

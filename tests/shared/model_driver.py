@@ -134,8 +134,8 @@ def load_decoder(path: Path, device: str, dtype: torch.dtype, quantization: str 
     return load_model(ModelConfig(model=str(path), quantization=quantization), torch.device(device), dtype)
 
 
-def compute_decoded_logits(decoder: Decoder, rows: int) -> Tensor:
-    """Return the logits of the token behind each of some prompts, as a decoding step computes them."""
+def compute_decoded_logits(decoder: Decoder, rows: int, *, decoding: bool = True) -> Tensor:
+    """Return the logits of the token behind each of some prompts, as a decoding step computes them, or any other."""
     driver = Driver(decoder, num_slots=max(rows, 8))
     generator = torch.Generator().manual_seed(rows)
     for row in range(rows):
@@ -146,7 +146,7 @@ def compute_decoded_logits(decoder: Decoder, rows: int) -> Tensor:
         sequence.num_computed = len(sequence.tokens)
         sequence.tokens.append(last)
     driver._compose([(sequence, 1) for sequence in driver.sequences])
-    return Runner(decoder).compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=True).float().cpu()
+    return Runner(decoder).compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=decoding).float().cpu()
 
 
 def load(path: Path, **options: Any) -> Decoder:

@@ -26,12 +26,13 @@ from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
-from blink.runner.gpu_device import MAX_MIXED_TOKENS, PAGED_ATTENTION, PERMUTED, STREAMED, GpuDevice
+from blink.runner.gpu_device import DELTA_DECODE, MAX_MIXED_TOKENS, PAGED_ATTENTION, PERMUTED, STREAMED, GpuDevice
 from blink.runner.planner import choose_gated, choose_matmul, plan_step
 from blink.runner.sites import LayerSites, ModelSites, expected_sites
 from model_specs import make_attention, make_spec
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
+_SHAPES = Path(__file__).parents[2] / "benchmarks" / "configs"
 MIXTURE = MoeMlp(experts=8, size=48, router=Router(top_k=2, renormalize=True))
 DENSE = make_spec("llama", make_attention(8, 2, 64), DenseMlp(size=1024), num_layers=3)
 
@@ -196,3 +197,22 @@ def test_a_gpu_refuses_heads_before_weights_are_read(tmp_path: Path) -> None:
     config = ModelConfig(model=str(tmp_path), load_format="dummy")
     with pytest.raises(ConfigError, match=r"paged attention does not take heads of 512: use --device cpu"):
         load_model(config, torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.parametrize(("fp8", "most"), [(False, 2), (True, 1)])
+def test_recurrent_layers_and_shared_experts_take_gemvs_with_few_rows(*, fp8: bool, most: int) -> None:
+    model = expected_sites(read_spec(_SHAPES / "qwen3.6-35b-a3b"), 16, fp8=fp8)
+    assert [rows for rows in (1, 2, 3, 32) if plan(model, rows).norms is NormStyle.READER] == [1, 2][:most]
+    recurrent, *_, attention = plan(model, 1).layers[:4]
+    assert recurrent.attend.kernel == DELTA_DECODE and attention.attend.kernel == PAGED_ATTENTION
+    assert recurrent.gates is not None and attention.gates is None
+    for layer in (recurrent, attention):
+        assert layer.gate_up is not None and layer.down is not None and layer.router is not None
+        assert layer.experts is not None and layer.experts.kernel == STREAMED
+
+
+def test_recurrent_layers_with_4_bits_take_norms_by_kernels() -> None:
+    model = expected_sites(read_spec(_SHAPES / "qwen3.6-35b-a3b"), 16)
+    layers = [replace(layer, qkv=packed(layer.qkv, INT4)) for layer in model.layers]
+    found = plan(replace(model, layers=layers), 1)
+    assert found.norms is NormStyle.KERNEL and "(4 bits beside recurrent layers)" in found.refused[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from blink.engine.geometry import count_snapshots, spare_snapshots
+from blink.engine.geometry import count_snapshots, fit_sequences, spare_snapshots
 
 _BLOCK, _SLOT = 16 * 20 << 10, 64 << 20  # of Qwen3.6-35B-A3B
 
@@ -24,6 +24,13 @@ def test_a_small_cache_has_some_snapshots_and_none_more_than_blocks() -> None:
     assert count_snapshots(100_000, _BLOCK, _SLOT) == 100_000 * _BLOCK // 4 // _SLOT
 
 
+@pytest.mark.parametrize("most", [256, 8])
+@pytest.mark.parametrize(("room", "fitting"), [(0, 1), (4, 1), (28, 7), (35, 8), (400, 96), (5000, 256)])
+def test_states_of_running_and_parked_sequences_take_half_of_the_room(room: int, fitting: int, most: int) -> None:
+    assert fit_sequences(most, room * _SLOT, _SLOT) == min(fitting, most)
+
+
 def test_models_without_states_give_nothing_up() -> None:
+    assert fit_sequences(256, 12345, 0) == 256
     assert count_snapshots(100, _BLOCK, 0) == 0
     assert spare_snapshots(12345, 0) == 12345

@@ -20,7 +20,7 @@ from blink.cli.finding import Finding
 from blink.cli.plan import PlanConfig
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
-from blink.engine.geometry import count_slots, spare_snapshots
+from blink.engine.geometry import count_slots, fit_sequences, spare_snapshots
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
 from blink.formats.schemes import FP8_ROWS
@@ -179,6 +179,8 @@ def _examine_room(
         return
     yield Finding("ok", "weights", text)
     if states := spec.cache_layout.bytes_per_sequence(size):
+        if max_num_seqs == _NO_OPTIONS.max_num_seqs:
+            max_num_seqs = fit_sequences(max_num_seqs, room - weights.total, states)
         slots = count_slots(max_num_seqs)
         text = f"recurrent layers keep {states / _MIB:.1f} MiB of each sequence, whatever its length"
         text += f"; {slots * states / _GIB:.2f} GiB with --max-num-seqs {max_num_seqs}"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig, FrontendConfig
 from blink.engine.costs import measure_costs
-from blink.engine.geometry import build_geometry, count_slots, count_snapshots, graph_sizes
+from blink.engine.geometry import build_geometry, count_slots, count_snapshots, fit_sequences, graph_sizes
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -101,6 +101,10 @@ class Engine(ABC):
         if self._state_bytes:
             counts = count_slots(config.max_num_seqs), self._num_snapshots
             logger.info("recurrent states: %.2f GB, of %d sequences and %d prefixes", self._state_bytes / 1e9, *counts)
+
+    @abstractmethod
+    def _measure_free(self, config: EngineConfig) -> int:
+        """Return the bytes that are free beside the weights."""
 
     @abstractmethod
     def _measure_room(self) -> int:
@@ -222,8 +226,18 @@ class Engine(ABC):
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         """Return a configuration with what its values mean for a model."""
+        if config.max_num_seqs == EngineConfig.max_num_seqs:
+            config = self._lower_sequences(config)
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
         return replace(config, max_num_batched_tokens=min(config.max_num_batched_tokens, most))
+
+    def _lower_sequences(self, config: EngineConfig) -> EngineConfig:
+        """Return a configuration of which as many sequences run as have room for their recurrent states."""
+        fitting = fit_sequences(config.max_num_seqs, self._measure_free(config), self._slot_bytes)
+        if fitting < config.max_num_seqs:
+            size = _gib(self._slot_bytes)
+            logger.warning("%d sequences run at once: the recurrent layers keep %s of each one", fitting, size)
+        return replace(config, max_num_seqs=fitting)
 
     def _size_kv_cache(self) -> int:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.state import HostState
+from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
 from blink.region.layout import StepKind
 from blink.region.native import lib
@@ -37,6 +38,10 @@ class CpuEngine(Engine):
             torch.set_num_threads(config.cpu_threads)
         super().__init__(config, torch.device("cpu"))
         self._fill_costs()
+
+    def _measure_free(self, config: EngineConfig) -> int:
+        del config
+        return read_available_memory()
 
     def _measure_room(self) -> int:
         if self._config.model.max_model_len == FITTING_LENGTH:

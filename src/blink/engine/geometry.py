@@ -15,6 +15,7 @@ _SECOND = 1_000_000_000
 _MILLISECOND = 1_000_000
 _SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
 _LEAST_SNAPSHOTS = 8
+_ROUND_SEQUENCES = 8
 _SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
@@ -26,6 +27,17 @@ def power_of_two(value: int) -> int:
 def count_slots(max_num_seqs: int) -> int:
     """Return of how many sequences the model has data at once: running ones and as many parked."""
     return 2 * max_num_seqs
+
+
+def fit_sequences(max_num_seqs: int, free: int, slot_bytes: int) -> int:
+    """Return how many sequences run at once, so that the states of all slots take at most half of the free bytes.
+
+    slot_bytes: what recurrent layers keep of a sequence; 0: there are none. At least one runs, at most max_num_seqs.
+    """
+    if slot_bytes == 0:
+        return max_num_seqs
+    most = free // 2 // (count_slots(1) * slot_bytes)
+    return min(max_num_seqs, max(most // _ROUND_SEQUENCES * _ROUND_SEQUENCES or most, 1))
 
 
 def count_snapshots(num_blocks: int, block_bytes: int, slot_bytes: int) -> int:

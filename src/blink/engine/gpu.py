@@ -53,6 +53,10 @@ class GpuEngine(Engine):
         self._fill_costs()
         self._capture_segments()
 
+    def _measure_free(self, config: EngineConfig) -> int:
+        free, total = torch.cuda.mem_get_info()
+        return free - int(total * (1 - config.gpu_memory_utilization))
+
     def _measure_room(self) -> int:
         """Return the bytes that are left for the KV cache beside the weights and the largest step.
 
@@ -62,7 +66,7 @@ class GpuEngine(Engine):
         step_bytes = self._measure_step()
         free, total = torch.cuda.mem_get_info()
         used = total - free
-        whole = int(total * self._config.gpu_memory_utilization) - used - step_bytes - _GRAPH_RESERVE_BYTES
+        whole = self._measure_free(self._config) - step_bytes - _GRAPH_RESERVE_BYTES
         room = whole - self._state_bytes
         if self._config.enable_prefix_caching:
             room = spare_snapshots(room, self._slot_bytes)

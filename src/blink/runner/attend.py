@@ -17,6 +17,7 @@ from blink.kernels.delta_rule import Projections, Rows
 from blink.kernels.rms_norm import normalize_heads, rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
 from blink.models.layers import Attention, QueryGrowth
+from blink.plan.execution_plan import NormStyle
 from blink.runner.devices import DeviceCode
 from blink.runner.step import Step
 
@@ -113,6 +114,9 @@ def _normalize_all_heads(step: Step, qkv: Tensor, index: int, mixer: Attention) 
 def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int], Tensor]:
     """Return what advances the states of each recurrent layer, from its projections."""
     rows = Rows.of(step.batch, step.bucket.rows)
+    if step.plan.norms is not NormStyle.KERNEL:
+        # Behind what the kernel reads before it waits: a copy, which no PDL launch overtakes.
+        rows = rows._replace(starts=rows.starts.clone())
 
     def advance(qkvz: Tensor, gates: Tensor, index: int) -> Tensor:
         recurrent = step.model.layers[index].recurrent

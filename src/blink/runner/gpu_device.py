@@ -103,17 +103,33 @@ def _require(reason: str | None) -> None:
         raise Refused(reason)
 
 
-def _refuse_options(model: ModelSites) -> None:
-    """Refuse models that do more than the kernels of few rows know."""
+def _refuse_options(model: ModelSites, *known: str) -> None:
+    """Refuse models that do more than the kernels of few rows know; known: options of MLPs that they do know."""
     spec = model.spec
     if options := spec.options_beyond("tie_embeddings", "quantization"):
         raise Refused(options[0])
     if any(matrix.layout is Layout.GGUF for matrix in (model.embedding, model.head, *_list_matrices(model))):
         raise Refused("matrices of a GGUF file")
     for layer in spec.distinct_layers:
-        if options := layer.options_beyond() + layer.mlp.options_beyond():
+        if options := layer.options_beyond() + layer.mlp.options_beyond(*known):
             raise Refused(options[0])
+
+
+def _require_decode_attention(model: ModelSites) -> None:
+    """Refuse models with a layer whose attention is another."""
+    for layer in model.spec.distinct_layers:
         _require(_offer_decode_attention(model, layer.mixer.attention, 1).refusal)
+
+
+def _is_recurrent(model: ModelSites) -> bool:
+    return any(layer.mixer.recurrence is not None for layer in model.spec.distinct_layers)
+
+
+def _refuse_recurrent(model: ModelSites) -> None:
+    """Refuse models with recurrent layers whose GEMVs would not read norms in float32."""
+    _require(None if has_clusters() else "no Hopper")
+    if any(matrix.encoding == INT4 for matrix in _list_matrices(model)):
+        raise Refused("4 bits beside recurrent layers")
 
 
 def _list_matrices(model: ModelSites) -> Iterable[Matrix]:
@@ -129,7 +145,11 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
-    _refuse_options(model)
+    _refuse_options(model, "shared_size")
+    if _is_recurrent(model):
+        _refuse_recurrent(model)
+    else:
+        _require_decode_attention(model)
     most = _most_gemv_rows(model, rows)
     if rows > most:
         raise Refused(f"with more than {most} rows GEMMs are faster")
@@ -139,6 +159,8 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
 
 def _most_gemv_rows(model: ModelSites, rows: int) -> int:
     """Return up to how many rows GEMVs are the fastest."""
+    if _is_recurrent(model) or _has_shared_expert(model):
+        return MAX_GEMV_ROWS  # the other style takes none
     are_int4 = all(
         layer.dense is not None and all(matrix.is_packed and matrix.encoding == INT4 for matrix in layer.matrices)
         for layer in model.layers
@@ -148,18 +170,22 @@ def _most_gemv_rows(model: ModelSites, rows: int) -> int:
     return MAX_INT4_GEMV_ROWS if are_int4 else MAX_GEMV_ROWS
 
 
+def _has_shared_expert(model: ModelSites) -> bool:
+    return model.spec.mixture is not None and model.spec.mixture.shared_size > 0
+
+
 def _plan_reading_layer(model: ModelSites, layer: LayerSites, rows: int) -> LayerPlan:
-    shared = {
-        "qkv": _choose_gemv(layer.qkv, rows),
-        "attend": choose((_offer_decode_attention(model, layer.spec.mixer.attention, rows),)),
-        "output": _choose_gemv(layer.output, rows),
-    }
-    if layer.dense is not None:
-        gate_up, down = layer.dense
-        return LayerPlan(**shared, gate_up=_choose_gemv(gate_up, rows), down=_choose_gemv(down, rows))
-    assert layer.router is not None and layer.experts is not None
-    experts = choose((_offer_streamed(layer.experts, rows),))
-    return LayerPlan(**shared, router=_choose_gemv(layer.router, rows), experts=experts)
+    gate_up, down = layer.dense or (None, None)
+    return LayerPlan(
+        qkv=_choose_gemv(layer.qkv, rows),
+        gates=None if layer.gates is None else _choose_gemv(layer.gates, rows),
+        attend=choose(GpuDevice().list_attentions(model, layer.spec, Bucket(rows, rows, decoding=True))),
+        output=_choose_gemv(layer.output, rows),
+        gate_up=None if gate_up is None else _choose_gemv(gate_up, rows),
+        down=None if down is None else _choose_gemv(down, rows),
+        router=None if layer.router is None else _choose_gemv(layer.router, rows),
+        experts=None if layer.experts is None else choose((_offer_streamed(layer.experts, rows),)),
+    )
 
 
 def _choose_gemv(matrix: Matrix, rows: int) -> Choice:
@@ -191,6 +217,7 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
+    _require_decode_attention(model)
     # All GEMMs of a step pad alike: what one writes the next reads.
     padded = bucket_rows(rows, plain=not model.packed and not has_experts)
     layers = plan_layers(model, lambda layer: _plan_writing_layer(model, layer, bucket, padded))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of few rows on a GPU: five kernels a layer, six with experts, of which each overlaps its neighbours.
+"""Steps of few rows on a GPU: five kernels a layer, six with experts, of which each overlaps its neighbours. A
+recurrent layer and an expert that all tokens have take some more.
 
 With 1 or 2 rows each GEMV computes the norm of its input. With more, the kernel that writes the residual also writes
 it times the next norm's weight, and the sum of squares. Experts of many rows take two kernels more. Short steps with
@@ -17,9 +18,10 @@ from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm import gemv
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
+from blink.kernels.gpu.moe.shared_gate import scale_by_gate
 from blink.kernels.operands import Norm
 from blink.kernels.rms_norm import rms_norm
-from blink.models.layer_weights import DenseWeights, MoeWeights
+from blink.models.layer_weights import DenseWeights, MoeWeights, SharedExpert
 from blink.plan.execution_plan import Choice, LayerPlan
 from blink.runner.gpu_device import PERMUTED, STREAMED
 from blink.runner.step import Step, take_last_tokens
@@ -32,11 +34,18 @@ class ReaderNorms(Stream):
     def __init__(self, step: Step) -> None:
         """Begin with the embeddings of a batch whose row r is its token r."""
         self._step, self._eps = step, step.model.spec.rms_norm_eps
+        self._norm: Tensor | None = None  # of the last projection
         self.residual = plain(step.model.embedding).index_select(0, step.batch.input_ids[: step.bucket.rows])
 
     def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
-        return gemv.normed_linear(self.residual, plain(norm), self._eps, weight, bias)
+        self._norm = plain(norm)
+        return gemv.normed_linear(self.residual, self._norm, self._eps, weight, bias)
+
+    def project_again(self, weight: Weight, choice: Choice | None) -> Tensor:  # noqa: ARG002
+        """Return the norm that project() took, times another weight."""
+        assert self._norm is not None
+        return gemv.normed_linear(self.residual, self._norm, self._eps, weight)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:  # noqa: ARG002
         """Add x times a weight to the residual."""
@@ -49,10 +58,18 @@ class ReaderNorms(Stream):
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a mixture of experts of the norm of the residual."""
-        logits = gemv.normed_linear(self.residual, plain(norm), self._eps, mlp.router)
-        routes = _choose_experts(mlp, logits, self._step.batch)
-        gated = moe.gate_experts(self.residual, plain(norm), self._eps, mlp.gate_up, routes)
-        moe.down_experts(gated, mlp.down, routes, self.residual)
+        x, weight = self.residual, plain(norm)
+        routes = _choose_experts(mlp, gemv.normed_linear(x, weight, self._eps, mlp.router), self._step.batch)
+        shared = None if mlp.shared is None else self._gate_shared(mlp.shared, weight)
+        gated = moe.gate_experts(x, weight, self._eps, mlp.gate_up, routes)
+        if mlp.shared is not None and shared is not None:  # behind the last kernel that reads the residual's norm
+            gemv.add_linear(shared, mlp.shared.mlp.down, x)
+        moe.down_experts(gated, mlp.down, routes, x)
+
+    def _gate_shared(self, shared: SharedExpert, norm: Tensor) -> Tensor:
+        inner = gemv.gated_linear(self.residual, norm, self._eps, shared.mlp.gate_up)
+        scale_by_gate(inner, self.residual, norm, self._eps, shared.gate)
+        return inner
 
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the logits [rows, vocab]."""

@@ -100,6 +100,7 @@ class Runner:
     def compute_hidden(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> Tensor:
         """Return what the head reads of every token [num_tokens, hidden]."""
         step = self._make_step(batch, kv_cache, Bucket(num_tokens, num_rows, decoding=False), whole=False)
+        load_snapshots(step, self._code.copy_states)
         stream = NormKernels(step, self._embed(batch, num_tokens))
         self._run_layers(step, self._all_layers, stream, make_attention(step, self._all_layers, self._code))
         return stream.read(self.model.norm)
@@ -117,6 +118,8 @@ class Runner:
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache)
 
     def _begin(self, step: Step) -> Stream:
+        """Begin with the embeddings. Snapshots are loaded before: see kernels/gpu/recurrent/decode.py."""
+        load_snapshots(step, self._code.copy_states)
         if step.plan.norms is NormStyle.KERNEL:
             return NormKernels(step, self._embed(step.batch, step.bucket.tokens))
         return self._code.begin(step)
@@ -125,6 +128,7 @@ class Runner:
         if step.plan.norms is not NormStyle.KERNEL:
             return self._begin(step)
         if is_first:
+            load_snapshots(step, self._code.copy_states)
             self._embed(step.batch, step.bucket.tokens, residual)
         return NormKernels(step, residual)
 
@@ -142,8 +146,6 @@ class Runner:
 
     def _run_layers(self, step: Step, layers: range, stream: Stream, attend: Attend) -> None:
         """Add what some layers compute to the residual."""
-        if layers.start == 0:
-            load_snapshots(step, self._code.copy_states)
         inputs = self._compute_inputs(step)
         for index in layers:
             layer, plan = self.model.layers[index], step.plan.layers[index]

@@ -67,7 +67,7 @@ struct GemvArgs {
   FIELD(const Bf16*, weight);      // [n, k]; kGate: [2 * n, k], gates first
   FIELD(const Bf16*, bias);        // [n] or null
   FIELD(const Bf16*, x);           // [rows, k]
-  FIELD(const Bf16*, norm);        // [k], with kNorm
+  FIELD(const void*, norm);        // [k], with kNorm; Bf16 or float
   FIELD(Bf16*, out);               // [rows, n], n at least a tile's outputs
   FIELD(const float*, scales);     // [weight rows], of weights of 8 bits; gemv_quantized.cuh
   FIELD(const unsigned*, groups);  // [weight rows, k / kGroup], in place of scales
@@ -121,7 +121,7 @@ struct MoeGateArgs {
   FIELD(RoutingArgs, routing);
   FIELD(const Bf16*, weight);  // [kExperts, 2 * kSize, kK], gates first
   FIELD(const Bf16*, x);       // [rows, kK]
-  FIELD(const Bf16*, norm);    // [kK]
+  FIELD(const void*, norm);    // [kK], Bf16 or float
   FIELD(Bf16*, out);  // [rows * kTopK, kSize]; a row's chosen experts in order; quantized f16, over kActivationDivisor
   FIELD(const unsigned*, words);  // [kExperts, S::words, 2 * kSize], of quantized weights
   FIELD(float, eps);

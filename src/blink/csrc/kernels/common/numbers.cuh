@@ -58,6 +58,25 @@ __device__ inline Vec16 multiply(Vec16 a, Vec16 b) {
   return {multiply_pairs(a.x, b.x), multiply_pairs(a.y, b.y), multiply_pairs(a.z, b.z), multiply_pairs(a.w, b.w)};
 }
 
+// Pairs of activations times a norm's weights, which are bf16 or floats; rounded once.
+__device__ inline unsigned normalize(unsigned pair, const Bf16* weights) {
+  return multiply_pairs(pair, *reinterpret_cast<const unsigned*>(weights));
+}
+
+__device__ inline unsigned normalize(unsigned pair, const float* weights) {
+  const float2 both = *reinterpret_cast<const float2*>(weights);
+  return to_bf16_pair(low_float(pair) * both.x, high_float(pair) * both.y);
+}
+
+__device__ inline Vec16 normalize(Vec16 v, const Bf16* weights) {
+  return multiply(v, *reinterpret_cast<const Vec16*>(weights));
+}
+
+__device__ inline Vec16 normalize(Vec16 v, const float* weights) {
+  return {normalize(v.x, weights), normalize(v.y, weights + 2), normalize(v.z, weights + 4),
+          normalize(v.w, weights + 6)};
+}
+
 __device__ inline float square_sum(unsigned pair) {
   return low_float(pair) * low_float(pair) + high_float(pair) * high_float(pair);
 }

@@ -15,8 +15,9 @@ namespace blink {
 // only those of the same slice count. kCluster blocks share k, kTile weight rows are a block's, kStageRows of them at
 // once in a stage.
 template <int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_, int kStageRows_, int kStages_,
-          Output kOutput_, bool kNorm_>
+          Output kOutput_, bool kNorm_, class Norm_ = Bf16>
 struct GemvShape {
+  using Norm = Norm_;  // its weights
   static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
   static constexpr int stage_rows = kStageRows_, stages = kStages_;
   static constexpr Output output = kOutput_;
@@ -81,11 +82,17 @@ __device__ inline void copy_weights(const GemvArgs& args, int tile, int rank, Ge
   }
 }
 
+template <class S>
+__device__ inline const typename S::Norm* norm_of(const GemvArgs& args) {
+  return static_cast<const typename S::Norm*>(args.norm);
+}
+
 // Bring the norm's weights to L2, where they have not survived since the last step.
 template <class S>
 __device__ inline void fetch_norm(const GemvArgs& args, int rank) {
-  for (int k = threadIdx.x * 64; k < S::block_k; k += S::warps * 32 * 64)
-    prefetch_line(args.norm + rank * S::block_k + k);
+  constexpr int line = 128 / sizeof(typename S::Norm);
+  for (int k = threadIdx.x * line; k < S::block_k; k += S::warps * 32 * line)
+    prefetch_line(norm_of<S>(args) + rank * S::block_k + k);
 }
 
 template <class S>
@@ -124,7 +131,7 @@ __device__ inline void load_activations(const GemvArgs& args, int first_k, int w
     for (int part = 0; part < S::parts; part++) {
       Vec16& v = to.values[step][part];
       square_sums += square_sum(v);
-      v = multiply(v, *reinterpret_cast<const Vec16*>(args.norm + k + step * S::span + part * (8 / S::slots * 32)));
+      v = normalize(v, norm_of<S>(args) + k + step * S::span + part * (8 / S::slots * 32));
     }
   keep_square_sums<S>(square_sums, warp, shared);
 }
@@ -304,9 +311,9 @@ __device__ inline void compute_gemv(const Args& args, Shared& shared) {
 }
 
 template <int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows, int kStages,
-          Output kOutput, bool kNorm>
+          Output kOutput, bool kNorm, class Norm = Bf16>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv(const GemvArgs args) {
-  using S = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages, kOutput, kNorm>;
+  using S = GemvShape<kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows, kStages, kOutput, kNorm, Norm>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemv<S>(args, *reinterpret_cast<GemvShared<S>*>(memory));
 }

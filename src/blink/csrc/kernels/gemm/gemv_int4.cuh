@@ -75,7 +75,7 @@ __device__ inline void prepare(const GemvArgs& args, int tile, int rank, Int4Gem
   }
   if constexpr (S::norm) {
     const int warp = threadIdx.x / 32;
-    const Bf16* from = args.norm + rank * S::block_k + warp * S::warp_k;
+    const Bf16* from = norm_of<S>(args) + rank * S::block_k + warp * S::warp_k;
 #pragma unroll
     for (int pass = 0; pass < S::passes; pass++)
 #pragma unroll

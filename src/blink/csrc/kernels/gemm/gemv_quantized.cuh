@@ -10,8 +10,9 @@ namespace blink {
 
 // As GemvShape; a lane takes 32 bytes of each unit. Without kGrouped each weight row has a scale.
 template <FormatId kFormat_, bool kGrouped_, int kRows_, int kK_, int kWarps_, int kCluster_, int kSlices_, int kTile_,
-          int kStageRows_, int kStages_, Output kOutput_, bool kNorm_>
+          int kStageRows_, int kStages_, Output kOutput_, bool kNorm_, class Norm_ = Bf16>
 struct QuantizedGemvShape {
+  using Norm = Norm_;
   static constexpr FormatId format = kFormat_;
   static constexpr int rows = kRows_, k = kK_, warps = kWarps_, cluster = kCluster_, slices = kSlices_, tile = kTile_;
   static constexpr int stage_rows = kStageRows_, stages = kStages_;
@@ -78,7 +79,7 @@ __device__ inline void load_words(const GemvArgs& args, int first_k, int warp, Q
         value = load_word(from + place);
         if constexpr (S::norm) {
           square_sums += square_sum(value);
-          value = multiply_pairs(value, *reinterpret_cast<const unsigned*>(args.norm + place));
+          value = normalize(value, norm_of<S>(args) + place);
         }
       }
   if constexpr (S::norm) keep_square_sums<S>(square_sums, warp, shared);
@@ -174,10 +175,10 @@ __device__ inline void multiply_weights(const GemvArgs& args, int rank, int warp
 }
 
 template <bool kGrouped, int kRows, int kK, int kWarps, int kCluster, int kSlices, int kTile, int kStageRows,
-          int kStages, Output kOutput, bool kNorm>
+          int kStages, Output kOutput, bool kNorm, class Norm = Bf16>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kWarps <= 4 ? 3 : 2) gemv_quantized(const GemvArgs args) {
   using S = QuantizedGemvShape<FormatId::kFp8, kGrouped, kRows, kK, kWarps, kCluster, kSlices, kTile, kStageRows,
-                               kStages, kOutput, kNorm>;
+                               kStages, kOutput, kNorm, Norm>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemv<S>(args, *reinterpret_cast<QuantizedGemvShared<S>*>(memory));
 }

@@ -9,8 +9,9 @@
 namespace blink {
 
 template <int kRows_, int kExperts_, int kTopK_, int kK_, int kSize_, int kWarps_, int kOutputs_, int kStages_,
-          FormatId kFormat_, bool kGrouped_>
+          FormatId kFormat_, bool kGrouped_, class Norm_>
 struct MoeGateShape {
+  using Norm = Norm_;  // its weights
   static constexpr FormatId format = kFormat_;
   static constexpr bool grouped = kGrouped_, quantized = format != FormatId::kBf16;
   static constexpr int row = kK_ * kBits<format> / 16, words = kRowWords<format, grouped, kK_>;  // of a weight row
@@ -39,11 +40,12 @@ __device__ inline void load_inputs(const MoeGateArgs& args, int warp, Vec16 (&x)
 #pragma unroll
   for (int i = 0; i < S::steps; i++)
     x[i] = row < S::rows ? load(args.x + long(row) * S::k + k + vector_k<S::format>(i)) : Vec16{};
+  const auto* norm = static_cast<const typename S::Norm*>(args.norm);
   float square_sums = 0;
 #pragma unroll
   for (int i = 0; i < S::steps; i++) {
     square_sums += square_sum(x[i]);
-    x[i] = arrange<S::format>(multiply(x[i], load(args.norm + k + vector_k<S::format>(i))));
+    x[i] = arrange<S::format>(normalize(x[i], norm + k + vector_k<S::format>(i)));
   }
   square_sums += __shfl_xor_sync(~0u, square_sums, 1);
   square_sums += __shfl_xor_sync(~0u, square_sums, 2);
@@ -147,15 +149,17 @@ __device__ inline void copy_gates(const MoeGateArgs& args, MoeGateShared<S>& sha
 }
 
 template <int kRows, int kExperts, int kTopK, int kK, int kSize, int kWarps, int kOutputs, int kStages, int kBlocks,
-          FormatId kFormat = FormatId::kBf16, bool kGrouped = false>
+          FormatId kFormat = FormatId::kBf16, bool kGrouped = false, class Norm = Bf16>
 __global__ void __launch_bounds__(32 * (kWarps + 1), kBlocks) moe_gate(const MoeGateArgs args) {
-  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kFormat, kGrouped>;
+  using S = MoeGateShape<kRows, kExperts, kTopK, kK, kSize, kWarps, kOutputs, kStages, kFormat, kGrouped, Norm>;
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<MoeGateShared<S>*>(memory);
   const int warp = threadIdx.x / 32;
 
   if (threadIdx.x == 32 * kWarps) shared.pipeline.start(kWarps);
-  for (int k = threadIdx.x * 64; k < kK; k += blockDim.x * 64) prefetch_line(args.norm + k);
+  constexpr int line = 128 / sizeof(Norm);
+  for (int k = threadIdx.x * line; k < kK; k += blockDim.x * line)
+    prefetch_line(static_cast<const Norm*>(args.norm) + k);
   wait_for_prerequisites();
   choose_experts<false, kWarps + 1>(args.routing, shared.routes);
   // Not before: moe_down looks at the logits as soon as it starts, and who asks for them together waits longer.

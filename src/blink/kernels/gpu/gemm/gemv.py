@@ -87,7 +87,7 @@ def _round_up(value: int, multiple: int) -> int:
 def normed_linear(
     x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:
-    """Return rms_norm(x) @ weight.T + bias."""
+    """Return rms_norm(x) @ weight.T + bias; norm_weight: bfloat16 or float32."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     _launch(Output.STORE, x, weight, out, bias=bias, norm_weight=norm_weight, eps=eps)
     return out
@@ -160,7 +160,7 @@ def _launch(
         eps=eps,
         n=n,
     )
-    name, config, shared_bytes = _choose_kernel(output, weight, rows, norm=norm_weight is not None)
+    name, config, shared_bytes = _choose_kernel(output, weight, rows, norm_weight)
     outputs = config.tile // 2 if output is Output.GATE else config.tile
     launch(
         compile_kernel(name),
@@ -172,8 +172,15 @@ def _launch(
     )
 
 
+def name_norm(weight: Tensor | None) -> str:
+    """Return the arguments of kernels' templates that say whether they compute a norm, and of which weights."""
+    if weight is None:
+        return "false"
+    return "true, float" if weight.dtype == torch.float32 else "true"
+
+
 def _choose_kernel(
-    output: Output, weight: Weight, rows: int, *, norm: bool
+    output: Output, weight: Weight, rows: int, norm_weight: Tensor | None
 ) -> tuple[str, TileConfig | gemv_quantized.QuantizedGemvConfig, int]:
     """Return the kernel's name, its tile config, and its shared memory."""
     matrix = matrix_of(weight)
@@ -182,11 +189,11 @@ def _choose_kernel(
         shape = gemv_quantized.Shape.of(matrix, rows)
         chosen = gemv_quantized.choose_config(shape)
         assert chosen is not None
-        name = gemv_quantized.kernel_name(shape, chosen, output, norm=norm)
+        name = gemv_quantized.kernel_name(shape, chosen, output, name_norm(norm_weight))
         return name, chosen, gemv_quantized.shared_bytes(shape, chosen)
     n, k = weight.shape
     config = choose_config(rows, k, n)
     assert config is not None
     sizes = (rows, k, config.warps, config.cluster, config.slices, config.tile, config.stage_rows, config.stages)
-    name = f"blink::gemv<{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}>"
+    name = f"blink::gemv<{', '.join(map(str, sizes))}, {output.value}, {name_norm(norm_weight)}>"
     return name, config, _shared_bytes(rows, k, config)

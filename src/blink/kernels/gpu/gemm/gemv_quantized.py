@@ -205,10 +205,10 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def kernel_name(shape: Shape, config: QuantizedGemvConfig, output: Output, *, norm: bool) -> str:
-    """Return the kernel's name."""
+def kernel_name(shape: Shape, config: QuantizedGemvConfig, output: Output, norm: str) -> str:
+    """Return the kernel's name; norm: what gemv.name_norm() says."""
     sizes = (shape.rows, shape.k, *dataclasses.astuple(config))
-    rest = f"{', '.join(map(str, sizes))}, {output.value}, {str(norm).lower()}"
+    rest = f"{', '.join(map(str, sizes))}, {output.value}, {norm}"
     if shape.format is FormatId.INT4:
         return f"blink::gemv_int4<{rest}>"
     return f"blink::gemv_quantized<{str(shape.grouped).lower()}, {rest}>"

@@ -171,6 +171,7 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
     out = x.new_empty(rows * routes.top_k, size)
     sizes = (rows, num_experts, routes.top_k, hidden, size)
     numbers = (*sizes, config.warps, config.outputs, config.stages, config.blocks, encoding.cpp)
+    numbers += ("float",) * (norm_weight.dtype == torch.float32)
     arguments = args(
         "MoeGateArgs",
         routing=_routing(routes, x),
@@ -200,7 +201,8 @@ def gate_experts(x: Tensor, norm_weight: Tensor, eps: float, gate_up: ExpertWeig
 def down_experts(x: Tensor, down: ExpertWeights, routes: Routes, residual: Tensor) -> None:
     """Add the weighted results of gate_experts times down [experts, hidden, size] to residual in place.
 
-    The kernel in front must be that of gate_experts, which has waited for the logits: this one reads them at once.
+    The kernel of gate_experts must be in front, which has waited for the logits: this one reads them at once. Another
+    PDL launch may stand between both.
     """
     _launch_down(x, down, routes, residual)
 
