@@ -47,7 +47,7 @@ def test_words_of_different_writers_are_on_different_cache_lines() -> None:
     fields = layout.CONTROL.fields
     assert fields is not None
     writers = {
-        "engine": ("drain", "stop", "energy_mj", "token_energy_uj"),
+        "engine": ("drain", "stop", "energy_mj", "token_energy_uj", "step_tokens"),
         "scheduler": ("heartbeat", "state", "error_code", "statistics"),
     }
     lines = {writer: {fields[name][1] // 64 for name in names} for writer, names in writers.items()}
