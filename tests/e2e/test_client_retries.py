@@ -32,6 +32,7 @@ _PATIENCE = 120.0
 _TOKENIZER = f"--tokenizer={default_model_path()}"
 _MODEL_LEN = 4096  # tokens that take seconds
 _MAX_SEQUENCES = 64
+_NUM_SLOTS = 2
 _ENDLESS = {"temperature": 0, "ignore_eos": True}
 Ask = Callable[..., Any]
 
@@ -42,7 +43,7 @@ def open_openai(url: str, **options: Any) -> Ask:
 
     def ask(max_tokens: int = 4, *, stream: bool = False) -> int:
         messages: Any = [{"role": "user", "content": "Hi"}]
-        made = client.chat.completions.create(
+        made: Any = client.chat.completions.create(
             model="tiny", messages=messages, max_tokens=max_tokens, stream=stream, extra_body=_ENDLESS
         )
         return len(list(made)) if stream else made.usage.completion_tokens
@@ -69,7 +70,7 @@ TIMEOUTS = ("APITimeoutError", "ReadTimeout")  # that of a stream is the HTTP li
 
 
 def model_flags(folder: Path) -> list[str]:
-    sizes = ["--max-num-seqs=2", f"--max-model-len={_MODEL_LEN}", "--num-gpu-blocks-override=1024"]
+    sizes = [f"--max-num-seqs={_NUM_SLOTS}", f"--max-model-len={_MODEL_LEN}", "--num-gpu-blocks-override=1024"]
     return [str(write_tiny_model(folder)), "--load-format=dummy", _TOKENIZER, "--served-model-name=tiny", *sizes]
 
 
@@ -90,13 +91,20 @@ def frontend_of(engine: Engine, *flags: str) -> Iterator[Frontend]:
         stop(frontend.process)
 
 
+def wait_until_running(server: Frontend, count: int) -> None:
+    wait_for(lambda: server.metric("vllm:num_requests_running") == count, _PATIENCE)
+
+
 @contextmanager
 def occupied(server: Frontend, num_streams: int) -> Iterator[list[httpx.Response]]:
     """Hold a server's places with endless streams."""
     body = {"prompt": "Hi", "max_tokens": _MODEL_LEN - 16, "stream": True, **_ENDLESS}
+    opened: list[httpx.Response] = []
     with httpx.Client(base_url=server.url, timeout=_PATIENCE, trust_env=False) as http:
-        request = http.build_request("POST", "/v1/completions", json=body)
-        opened = [http.send(request, stream=True) for _ in range(num_streams)]
+        for place in range(num_streams):
+            request = http.build_request("POST", "/v1/completions", json=body)
+            opened.append(http.send(request, stream=True).raise_for_status())
+            wait_until_running(server, min(place + 1, _NUM_SLOTS))
         yield opened
         for response in opened:
             response.close()
@@ -107,7 +115,7 @@ def occupied(server: Frontend, num_streams: int) -> Iterator[list[httpx.Response
     ("flag", "num_streams", "reason"),
     [
         (f"--max-client-share={2 / _MAX_SEQUENCES}", 2, "client_limit"),
-        ("--max-num-queued-reqs=1", 3, "queue_full"),
+        ("--max-num-queued-reqs=1", _NUM_SLOTS + 1, "queue_full"),
     ],
 )
 def test_a_full_server_is_asked_again_until_it_has_room(
@@ -136,7 +144,7 @@ def test_a_clients_timeout_frees_its_place(small_engine: Engine, open_client: An
         ask = open_client(server.url, timeout=0.7, max_retries=0)
         aborted = 'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny"}'
         before = server.metric(aborted)
-        with occupied(server, 2 if stream else 0), pytest.raises(Exception) as timeout:
+        with occupied(server, _NUM_SLOTS if stream else 0), pytest.raises(Exception) as timeout:
             ask(_MODEL_LEN - 64, stream=stream)  # a stream has no token in time, as it waits for its place
         assert type(timeout.value).__name__ in TIMEOUTS
         wait_for(lambda: server.metric(aborted) > before, 10)
@@ -151,7 +159,7 @@ def test_a_server_that_drains_ends_its_streams_and_is_replaced(small_engine: Eng
         assert ask() == 4
         with ThreadPoolExecutor() as threads:
             running = threads.submit(ask, 1000)
-            wait_for(lambda: old.metric("vllm:num_requests_running") == 1, _PATIENCE)
+            wait_until_running(old, 1)
             old.process.terminate()
             asked = threads.submit(ask)  # of a server that takes no new connection
             assert running.result(_PATIENCE) == 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -67,7 +67,7 @@ class RequestCounter:
             self._count(scope["method"], scope["path"], status, time.perf_counter() - begun)
 
 
-def count_request(values: MutableSequence[float], method: str, path: str, status: int, seconds: float) -> None:
+def count_request(values: memoryview[float], method: str, path: str, status: int, seconds: float) -> None:
     """Count a request in the values of this module."""
     if path in _EXCLUDED:
         return
