@@ -154,15 +154,15 @@ def test_a_clients_timeout_frees_its_place(small_engine: Engine, open_client: An
 
 @each_client
 def test_a_server_that_drains_ends_its_streams_and_is_replaced(small_engine: Engine, open_client: Any) -> None:
-    with frontend_of(small_engine) as old:
+    with frontend_of(small_engine, f"--shutdown-timeout={_PATIENCE}") as old:
         ask = open_client(old.url, max_retries=60)
         assert ask() == 4
         with ThreadPoolExecutor() as threads:
-            running = threads.submit(ask, 1000)
+            running = threads.submit(ask, 600)
             wait_until_running(old, 1)
             old.process.terminate()
             asked = threads.submit(ask)  # of a server that takes no new connection
-            assert running.result(_PATIENCE) == 1000
+            assert running.result(_PATIENCE) == 600
             assert old.process.wait(_PATIENCE) == 0
             new = start_frontend(small_engine.region, _TOKENIZER, port=old.port)
             try:
