@@ -38,7 +38,7 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     "Not here: POST /reset_prefix_cache empties the prefix cache.": ("/flush_cache",),
     "Not here: a client ends its request by closing the connection.": ("/abort_request", "/abort_requests"),
 }  # fmt: skip
-_REASONS = {path: reason for reason, paths in _ABSENT.items() for path in paths}
+REASONS = {path: reason for reason, paths in _ABSENT.items() for path in paths}
 
 
 def absent_routes() -> APIRouter:
@@ -46,8 +46,8 @@ def absent_routes() -> APIRouter:
     router = APIRouter()
 
     async def refuse(request: Request) -> None:
-        raise NotFoundError(_REASONS[request.url.path])
+        raise NotFoundError(REASONS[request.url.path])
 
-    for path in _REASONS:
+    for path in REASONS:
         router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
     return router
