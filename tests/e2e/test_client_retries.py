@@ -26,9 +26,10 @@ from processes import Engine, Frontend, run_engine, start_frontend, stop, wait_f
 from tiny_model import write_tiny_model
 
 anthropic = pytest.importorskip("anthropic", reason="the extra 'clients' is not installed")
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
-_PATIENCE = 120.0
+_PATIENCE = 300.0  # seconds; an engine boots that long where much else runs
+_RETRIES = 600  # once a second, as they are told
 _TOKENIZER = f"--tokenizer={default_model_path()}"
 _MODEL_LEN = 4096  # tokens that take seconds
 _MAX_SEQUENCES = 64
@@ -129,7 +130,7 @@ def test_a_full_server_is_asked_again_until_it_has_room(
         assert refused.value.status_code == (429 if reason == "client_limit" else 503)
         assert refused.value.response.headers["retry-after"] == "1"
         with ThreadPoolExecutor() as threads:
-            answer = threads.submit(open_client(server.url, max_retries=60))
+            answer = threads.submit(open_client(server.url, max_retries=_RETRIES))
             wait_for(lambda: server.metric(refusals) >= before + 3, _PATIENCE)  # the client above, and two tries
             assert not answer.done()
             for stream in streams:
@@ -155,7 +156,7 @@ def test_a_clients_timeout_frees_its_place(small_engine: Engine, open_client: An
 @each_client
 def test_a_server_that_drains_ends_its_streams_and_is_replaced(small_engine: Engine, open_client: Any) -> None:
     with frontend_of(small_engine, f"--shutdown-timeout={_PATIENCE}") as old:
-        ask = open_client(old.url, max_retries=60)
+        ask = open_client(old.url, max_retries=_RETRIES)
         assert ask() == 4
         with ThreadPoolExecutor() as threads:
             running = threads.submit(ask, 600)
@@ -184,7 +185,7 @@ def whole_server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
 @each_client
 def test_a_server_that_starts_and_starts_again_is_waited_for(open_client: Any, tmp_path: Path) -> None:
     port = free_port()
-    ask = open_client(f"http://127.0.0.1:{port}", max_retries=60)
+    ask = open_client(f"http://127.0.0.1:{port}", max_retries=_RETRIES)
     for _ in range(2):
         with whole_server(tmp_path, port) as process:
             assert ask() == 4  # also while the port is closed, and while the engine boots
@@ -200,7 +201,7 @@ def test_a_frontend_without_an_engine_says_when_to_come_again(tmp_path: Path) ->
             open_openai(server.url, max_retries=0)()
         assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "1")
         answer: list[int] = []
-        thread = threading.Thread(target=lambda: answer.append(open_openai(server.url, max_retries=100)()))
+        thread = threading.Thread(target=lambda: answer.append(open_openai(server.url, max_retries=_RETRIES)()))
         thread.start()
         command = [sys.executable, "-m", "blink", "engine", *model_flags(tmp_path), f"--region={region}"]
         engine = subprocess.Popen([*command, "--device=cpu", "--cpu-threads=1"])
