@@ -188,5 +188,5 @@ $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE
 
 # Libraries that call tools, and Ray: only long tests use them.
 $(VENV)/.clients-$(DEVICE): pyproject.toml constraints-clients.txt $(VENV)/.dev-$(DEVICE)
-	$(PIP_INSTALL_LONG) $(STRICT) $(EDITABLE) '.[$(EXTRA),dev,clients,ray]'
+	$(PIP_INSTALL_LONG) $(STRICT) $(EDITABLE) '.[$(EXTRA),dev,clients,ray,eval]'
 	touch $@

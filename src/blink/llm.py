@@ -14,7 +14,7 @@ from typing import Any, cast
 from blink.errors import BadRequestError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
-from blink.offline.beam_search import search
+from blink.offline.beam_search import search_beams
 from blink.offline.calls import Call, Progress, Request, show_progress
 from blink.offline.description import EngineDescription, ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
@@ -29,11 +29,13 @@ from blink.offline.local_engine import (
 )
 from blink.offline.options import EngineArgs
 from blink.offline.public_tokenizer import PublicTokenizer, template_of
-from blink.outputs import BeamSearchOutput, CompletionOutput, PositionLogprobs, RequestOutput
-from blink.request.planner import PlannedSequence, Rendering
+from blink.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from blink.request.beam_search import Tokens, position_of, scoring_params
+from blink.request.planner import Plan, PlannedSequence, Rendering
 from blink.request.source import PromptType, Source, as_list, source_of
 from blink.request.table import Observer, SequenceTable
 from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
 
 __all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
@@ -195,17 +197,21 @@ class LLM(Absent):
         rules = rules_of("prompt", add_special_tokens=True, given=None)
         with self._turn:
             engine = self._await_engine()
-            plans = [
-                self._engine.plan(source_of(prompt), longest, rules, engine).prompts[0] for prompt in as_list(prompts)
+            prompt_tokens = [
+                self._engine.plan(source_of(prompt), longest, rules, engine).prompts[0].tokens
+                for prompt in as_list(prompts)
             ]
 
-        def step(sequences: Sequence[list[int]], sampling: SamplingParams) -> list[PositionLogprobs]:
-            sources = [Source(tokens) for tokens in sequences]
-            outputs = self._run(self._requests(sources, sampling, None, rules), False)
-            return [(output.outputs[0].logprobs or [PositionLogprobs()])[0] for output in outputs]
-
+        sampling = scoring_params(params)
         with show_progress(use_tqdm, params.max_tokens, "tok") as progress:
-            return search([plan.tokens.tolist() for plan in plans], params, self._engine.assets, step, progress.update)
+
+            def score(sequences: list[Tokens]) -> list[TokenLogprob]:
+                sources = [Source(tokens) for tokens in sequences]
+                plans = self._complete(self._requests(sources, sampling, None, rules), False)
+                progress.update()
+                return [position_of(plan.sequences[0].generation) for plan in plans]
+
+            return search_beams(prompt_tokens, params, self._engine.assets, score)
 
     def get_tokenizer(self) -> PublicTokenizer:
         """Return the model's tokenizer with the methods of transformers' that scripts call."""
@@ -275,19 +281,22 @@ class LLM(Absent):
         ]
 
     def _run(self, requests: Sequence[Request], use_tqdm: Progress) -> list[RequestOutput]:
-        tokenizer = self._engine.assets.tokenizer
+        plans, tokenizer = self._complete(requests, use_tqdm), self._engine.assets.tokenizer
+        gathered = [
+            GatheredOutput(each.request_id, each.source, plan, tokenizer)
+            for each, plan in zip(requests, plans, strict=True)
+        ]
+        return [output.take() for output in gathered]
+
+    def _complete(self, requests: Sequence[Request], use_tqdm: Progress) -> list[Plan]:
         with self._turn:
             engine = self._await_engine()  # nobody renewed the lease since the last call
             plans = [self._engine.plan(each.source, each.params, each.rules, engine) for each in requests]
             self._await_engine()  # nor while these were planned
-            gathered = [
-                GatheredOutput(each.request_id, each.source, plan, tokenizer)
-                for each, plan in zip(requests, plans, strict=True)
-            ]
             sequences = [planned for plan in plans for planned in plan.sequences]
             with show_progress(use_tqdm, len(sequences), "seq") as progress:
                 self._generate(sequences, Call(self._table, progress))
-        return [output.take() for output in gathered]
+        return plans
 
     def _generate(self, sequences: Sequence[PlannedSequence], call: Call) -> None:
         waiting = list(reversed(sequences))

@@ -25,6 +25,7 @@ MAX_TPOT_TARGET_MS = CONSTANTS["max_tpot_target_us"] / 1000
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _MAX_BUDGET = 1 << 30  # longer than any context
+_MAX_LENGTH_PENALTY = 10  # any length to its power is a number
 _SAMPLING_FIELDS = SAMPLING.names or ()
 _INTEGERS = (
     "n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority", "thinking_token_budget",
@@ -294,6 +295,7 @@ class BeamSearchParams:
         beam_width: sequences that are kept in each step, and returned.
         temperature: taken; sequences are scored by the model's own logprobs, as by vLLM's default.
         length_penalty: sequences are ranked by their logprob divided by their length to this power.
+        early_stopping: end with the step in which beam_width sequences are complete; else others may overtake them.
     Raises:
         BadRequestError: a value is out of range; `param` names it.
     """
@@ -306,6 +308,7 @@ class BeamSearchParams:
     include_stop_str_in_output: bool = False
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
+    early_stopping: bool = False
 
     def __post_init__(self) -> None:
         most = MAX_LOGPROBS // 2  # a step looks at twice as many tokens
@@ -314,6 +317,8 @@ class BeamSearchParams:
         if self.structured_outputs is not None:
             raise BadRequestError("Beam search does not keep to structured_outputs.", "structured_outputs")
         _require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
+        rule = f"between -{_MAX_LENGTH_PENALTY} and {_MAX_LENGTH_PENALTY}"
+        _require(abs(self.length_penalty) <= _MAX_LENGTH_PENALTY, "length_penalty", rule, self.length_penalty)
 
 
 def _check_biases(biases: Mapping[int, float]) -> None:

@@ -117,6 +117,9 @@ def _completions() -> Iterator[Case]:
         body = {"prompt": "Hello", "stream": True, "stream_options": options, "n": 2, "echo": True, "max_tokens": 3}
         yield _post("plain", COMPLETIONS, body)
     yield _post("plain", COMPLETIONS, {"prompt": ["A fish", "Two"], "prompt_logprobs": 1, "n": 2, "max_tokens": 1})
+    yield _post(
+        "plain", COMPLETIONS, {"prompt": "Hello", "use_beam_search": True, "n": 2, "max_tokens": 2, "logprobs": 1}
+    )
 
 
 _ONE = Case("", "", "").replies
@@ -412,7 +415,7 @@ def _wrong_bodies() -> Iterator[Case]:
             {"logit_bias": {"x": 1}},
             {"stop": ["a"] * 200},
             {"stream": "perhaps"},
-            {"use_beam_search": True},
+            {"use_beam_search": True, "stream": True},
             {"priority": "high"},
             {"request_id": "a\nb"},
             {"seed": "a"},
@@ -478,6 +481,8 @@ def _other_paths() -> Iterator[Case]:
         ("POST", "/metrics"),
         ("POST", "/reset_prefix_cache"),
         ("POST", "/v1/embeddings"),
+        ("POST", "/generate"),
+        ("GET", "/is_sleeping"),
         ("POST", "/v1/nothing"),
         ("POST", COMPLETIONS + "/"),
     ):

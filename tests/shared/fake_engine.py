@@ -14,6 +14,7 @@ import httpx
 import numpy as np
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from blink.api.observe.http_metrics import RequestCounter
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.routes import create_app
@@ -122,13 +123,14 @@ class FakeServer:
         self.engine = engine or FakeEngine()
         client = cast(EngineClient, self.engine)
         self._store = MetricStore(config.region, NUM_VALUES, folder)
-        poller = Poller(client, Metrics(self._store, client.stats), 0, config.max_client_share)
+        metrics = Metrics(self._store, client.stats)
+        poller = Poller(client, metrics, 0, config.max_client_share)
         limits = StoreLimits(
             str(folder / "responses.sqlite"), config.response_store_size, config.response_store_bytes, 0.5
         )
         self.service = ApiService(config, assets, poller, store_limits=limits if limits.max_responses else None)
         self.engine.wake = self.service.poller.table.drain
-        self.app = add_middleware(create_app(self.service), config)
+        self.app = RequestCounter(add_middleware(create_app(self.service), config), metrics.count_http)
         self.writer = FakeWriter()
 
     def close(self) -> None:

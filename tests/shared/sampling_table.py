@@ -56,6 +56,29 @@ automaton: the text contains the word nowhere.
 - The model needs a [reasoning parser](parsers.md), and tags of one token each. Others answer 400.
 - The budget holds for the first reasoning of an answer. `max_tokens` limits both together.
 - Logprobs of the end marker are the model's own.
+
+## Beam search
+
+`use_beam_search` in a chat or completion searches for the likeliest answers instead of sampling one, as in vLLM.
+
+```sh
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
+  "prompt": "The capital of France is", "use_beam_search": true, "n": 4, "max_tokens": 16}'
+```
+
+| field | meaning |
+|---|---|
+| `n` | number of beams, and of answers: at most 10, since a step looks at twice as many tokens |
+| `best_of` | number of beams, if only the `n` best of them are wanted |
+| `length_penalty` | Answers are ranked by logprob divided by length (with the prompt) to this power: 1 |
+| `early_stopping` | End when as many answers as beams are complete. Otherwise the search goes on to `max_tokens`. |
+
+The frontend runs the search, one token at a time. The prefix cache holds what precedes each token, so a server without
+one answers 400. A step waits in the queue like any request, and each of its sequences counts in the metrics.
+
+- The answer comes at the end: `stream` gets 400.
+- Fields that only steer chance, such as `temperature` and `seed`, have no effect.
+- Other fields that a search cannot keep to get 400: `stop`, penalties, `logit_bias`, structured outputs, forced calls.
 """
 
 

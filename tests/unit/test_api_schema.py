@@ -29,8 +29,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("options", {"num_ctx": 5}),
         ("n_predict", 4),
         ("vllm_xargs", {"a": 1}),
-        ("use_beam_search", True),
-        ("best_of", 2),
         ("suffix", "x"),
         ("audio", {}),
         ("modalities", ["text", "audio"]),
@@ -41,7 +39,6 @@ MESSAGES = [{"role": "user", "content": "hi"}]
         ("top_logprobs", 2),
         ("stream_options", {"include_usage": True}),
         ("chat_template", "{{ 1 }}"),
-        ("length_penalty", 2.0),
         ("prompt_embeds", "x"),
     ],
 )

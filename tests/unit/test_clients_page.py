@@ -17,7 +17,7 @@ from pins import LONG, ROOT
 MAX_LINES = 60
 PAGE = (DOCS / "clients.md").read_text()
 # Those whose tests are in this project's own environment.
-IN_PLACE = ("openai", "anthropic", "instructor", "langchain-openai", "pydantic-ai-slim")
+IN_PLACE = ("openai", "anthropic", "instructor", "langchain-openai", "pydantic-ai-slim", "lm-eval")
 
 each_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 

@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import blink
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.text_files import read_json
 from blink.offline.absent import Absent
-from blink.offline.beam_search import search
+from blink.offline.beam_search import search_beams
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import priorities_of, refuse, rules_of
 from blink.offline.options import AsyncEngineArgs, read_options
 from blink.offline.public_tokenizer import PublicTokenizer
-from blink.outputs import Logprob, PositionLogprobs, logprobs_of
+from blink.outputs import Logprob, logprobs_of
 from blink.region.layout import FinishReason
 from blink.request.planner import Plan, PlannedSequence, Planner
 from blink.request.source import Source, source_of
@@ -182,38 +182,18 @@ def test_a_prompt_that_skips_the_cache_shares_no_block() -> None:
     assert len({root(SamplingParams(skip_reading_prefix_cache=True)) for _ in range(3)} | {root(SamplingParams())}) == 4
 
 
-# What a made-up model finds likely behind each last token, the likeliest first; 2 ends a text.
-LIKELY = {1: {5: -0.5, 6: -1.0}, 5: {2: -3.0, 7: -2.0}, 6: {2: -0.25, 7: -0.5}, 7: {7: -0.5, 2: -1.0}}
-
-
-def find_beams(**options: Any) -> list[tuple[list[int], float, str | None]]:
-    def step(sequences: Any, sampling: SamplingParams) -> list[PositionLogprobs]:
-        assert sampling.logprobs == 2 * params.beam_width
-        return [
-            PositionLogprobs({token: Logprob(value, rank) for rank, (token, value) in enumerate(of.items(), 1)})
-            for of in (LIKELY[tokens[-1]] for tokens in sequences)
-        ]
-
-    params = BeamSearchParams(**dict[str, Any](beam_width=2, max_tokens=2, length_penalty=0.0) | options)
-    assets = replace(ASSETS, eos_token_ids=(2,))
-    [output] = search([[1]], params, assets, step, lambda: None)
-    return [(each.tokens, each.cum_logprob, each.finish_reason) for each in output.sequences]
-
-
-def test_a_beam_search_returns_the_likeliest_sequences() -> None:
-    assert find_beams() == [([1, 6], -1.25, "stop"), ([1, 6, 7], -1.5, "length")]
-    assert find_beams(include_stop_str_in_output=True)[0] == ([1, 6, 2], -1.25, "stop")
-    assert [tokens for tokens, *_ in find_beams(ignore_eos=True)] == [[1, 6, 2], [1, 6, 7]]
-    # A greedy search would go by 5.
-    assert find_beams(beam_width=1)[0][0] == [1, 5, 7]
-
-
-@pytest.mark.parametrize(("name", "value"), [("beam_width", 0), ("beam_width", 11), ("max_tokens", 0)])
-def test_a_beam_search_of_no_sense_is_refused_by_name(name: str, value: int) -> None:
-    options: dict[str, Any] = {"beam_width": 2, "max_tokens": 5, name: value}
-    with pytest.raises(BadRequestError) as caught:
-        BeamSearchParams(**options)
-    assert caught.value.param == name
+def test_a_beam_search_returns_outputs_that_begin_with_the_prompt() -> None:
+    prompt = encode(TEXT)
+    likely = [(prompt[0], -0.5), (prompt[1], -1.0)]
+    params = BeamSearchParams(beam_width=1, max_tokens=2, ignore_eos=True)
+    step = [TokenLogprob(*likely[1], likely)]
+    [output] = search_beams([np.array(prompt, np.int32)], params, ASSETS, lambda beams: step * len(beams))
+    [sequence] = output.sequences
+    assert sequence.tokens == [*prompt, prompt[0], prompt[0]] and sequence.cum_logprob == -1.0
+    assert sequence.text == ASSETS.tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+    assert (sequence.finish_reason, sequence.stop_reason) == ("length", None)
+    assert [[*position] for position in sequence.logprobs] == [[prompt[0], prompt[1]]] * 2
+    assert [position[prompt[1]].rank for position in sequence.logprobs] == [2, 2]
 
 
 def test_the_tokenizer_has_the_methods_of_transformers() -> None:

@@ -23,6 +23,7 @@ from blink.api.llama_cpp.routes import llama_cpp_routes
 from blink.api.observe.process_metrics import render_process
 from blink.api.observe.server_info import describe_server
 from blink.api.ollama.routes import ollama_routes
+from blink.api.openai.absent import absent_routes
 from blink.api.openai.responses.stored import stored_response_routes
 from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import page_routes
@@ -53,6 +54,7 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     app.include_router(llama_cpp_routes(service))
     app.include_router(_status_routes(service))
     app.include_router(_description_routes(service))
+    app.include_router(absent_routes())
     if service.config.page:
         app.include_router(page_routes())
     return DirectRoutes(app, service)
@@ -210,11 +212,6 @@ def _status_routes(service: ApiService) -> APIRouter:
         service.require_engine()
         await service.poller.reset_prefix_cache()
         return Response()
-
-    @router.post("/v1/embeddings")
-    async def embed() -> None:
-        """Say that there are none."""
-        raise NotFoundError("This server makes no embeddings (/v1/embeddings): its models generate text.")
 
     @_read(router, "/version")
     async def version() -> dict[str, str]:

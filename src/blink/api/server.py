@@ -24,6 +24,7 @@ from starlette.types import ASGIApp
 from blink.api.endpoints import error_writer_of, guarded_paths
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
+from blink.api.observe.http_metrics import RequestCounter
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics
 from blink.api.observe.sequence_metrics import SequenceMetrics
@@ -86,7 +87,7 @@ def run_worker(config: FrontendConfig) -> int:
     )
     lease, limits = _open_store(config)
     service = ApiService(config, assets, poller, tracer, limits)
-    app = add_middleware(create_app(service, lifespan=_lifespan(service)), config)
+    app = RequestCounter(add_middleware(create_app(service, lifespan=_lifespan(service)), config), metrics.count_http)
     listener = _bind(config)
     server = _Server(_uvicorn_config(app, config), service, _describe(config, listener))
     server.run(sockets=[listener])

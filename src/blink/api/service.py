@@ -27,8 +27,9 @@ from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.poller import Poller
 from blink.api.serving.reply import Reply
 from blink.api.serving.response_store import Keeper, StoreLimits, open_store
+from blink.api.serving.search import BeamSession, check_search, write_beams
 from blink.api.serving.session import Session
-from blink.api.serving.stream import EventStream, NonStreamingResult
+from blink.api.serving.stream import EventStream, NonStreamingBody, NonStreamingResult
 from blink.api.serving.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
@@ -41,8 +42,10 @@ from blink.errors import (
     OverloadedError,
 )
 from blink.link.client import RegionInfo
+from blink.request.beam_search import Tokens, scoring_params, search
 from blink.request.compilation import Client, Compilation
 from blink.request.planner import Plan, Planner
+from blink.sampling_params import BeamSearchParams
 from blink.text.assets import ModelAssets
 from blink.text.prompt import PromptRules
 
@@ -183,6 +186,10 @@ class ApiService:
             with writing.naming():
                 session, reply_id = await self._plan(parsed, writing.id_prefix, request)
             open_reply = partial(self._open_reply, parsed, reply_id, owner_of(request.scope))
+            if parsed.search is not None:
+                body = writing.non_streaming(open_reply(), session)
+                await self._search(parsed, parsed.search, session, body, request)
+                return Response(body.encode(), media_type=_JSON)
             if parsed.runs_behind and (background := writing.background) is not None:
                 return Response(session.start(lambda: background(open_reply(), session)).begun, media_type=_JSON)
             if parsed.stream and self.config.enable_log_timings:
@@ -195,6 +202,30 @@ class ApiService:
             result = session.start(lambda: NonStreamingResult(writing.non_streaming(open_reply(), session)))
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type=_JSON)
+
+    async def _search(
+        self,
+        parsed: ParsedRequest,
+        params: BeamSearchParams,
+        session: Session,
+        body: NonStreamingBody,
+        request: Request,
+    ) -> None:
+        """Search for the answers of a request and put them into its sequences."""
+        engine, asked = self.require_engine(), parsed.params
+        check_search(params, len(session.prompts), engine)
+        if asked.max_tokens is None:
+            longest = max(prompt.num_tokens for prompt in session.prompts)
+            params = replace(params, max_tokens=engine.max_model_len - longest)
+        rules, client = replace(self._prompt_rules(parsed, request), truncate=None), _client_of(request)
+        scoring = scoring_params(params, asked)
+
+        async def plan(sequences: list[Tokens]) -> Plan:
+            return await self.planner.plan(sequences, scoring, rules, engine, client)
+
+        steps = search([prompt.tokens for prompt in session.prompts], params, self.assets.eos_token_ids)
+        beams = BeamSession(self.poller, session, params.beam_width * len(session.prompts))
+        write_beams(await beams.run(steps, plan, request.scope), session, asked.logprobs or 0, body)
 
     async def _plan(self, parsed: ParsedRequest, id_prefix: str, request: Request) -> tuple[Session, str]:
         engine = self.require_engine()
@@ -213,7 +244,8 @@ class ApiService:
 
     async def _plan_sequences(self, parsed: ParsedRequest, engine: RegionInfo, request: Request) -> Plan:
         rules, client = self._prompt_rules(parsed, request), _client_of(request)
-        params, use, form = parsed.params, parsed.tool_use, parsed.reply.message
+        params, form = parsed.params, parsed.reply.message
+        use = parsed.tool_use if parsed.search is None else None  # a search is not constrained
         if form is None:
             return await self.planner.plan(parsed.prompts, params, rules, engine, client)
         constrained = constrain_message(params, use, form)

@@ -7,6 +7,7 @@ Engines differ in how a step is launched, where the scheduler's state lives and 
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,7 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
 from blink.region.memory import Region, create_region, publish_region
+from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
 from blink.text.assets import load_assets
 from blink.text.tokenizer import NoTokenizer
@@ -139,7 +141,9 @@ class Engine(ABC):
             logger.info("engine ready: region %s", self._config.region)
             if self._listener is not None:
                 self._listener.start()
+            sizes = StepTokens(self._region)
             while self._advance():
+                sizes.look(time.monotonic())
                 if self.state == EngineState.DRAINED or not self._keep_region():
                     self.stop()
         finally:

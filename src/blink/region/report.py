@@ -17,6 +17,7 @@ from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 from blink.region.files import SHM, is_served, open_own, region_path
 from blink.region.layout import CONSTANTS, CONTROL, HEADER, TRACE_ENTRY, EngineState
 from blink.region.memory import check_file
+from blink.region.step_tokens import STATS
 
 _PREFIX = "blink-"
 
@@ -26,6 +27,7 @@ def engine_stats(control: Any, geometry: Any) -> dict[str, int]:
     statistics = control["statistics"]
     found: dict[str, int] = dict(zip(statistics.dtype.names, statistics.item(), strict=True))
     found |= {name: int(control[name]) for name in ("heartbeat", "energy_mj", "token_energy_uj")}
+    found |= zip(STATS, control["step_tokens"].tolist(), strict=True)
     found["block_size"], found["prefix_caching"] = int(geometry["block_size"]), int(geometry["prefix_caching"])
     return found
 

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from blink.errors import BadRequestError
 
 
@@ -44,7 +47,7 @@ _MULTIMODAL = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
 class Source:
     """A prompt as the caller gave it."""
 
-    prompt: str | list[int]
+    prompt: str | list[int] | npt.NDArray[np.int32]  # an array's ids are checked
     cache_salt: str | None = None
     text: str | None = None  # that outputs show, where the prompt is token ids
 

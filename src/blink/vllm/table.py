@@ -88,8 +88,6 @@ def load_table() -> Mapping[str, Flag]:
 
 
 def _is_equal(value: str, word: str) -> bool:
-    if word.startswith("<="):
-        return value.isdecimal() and int(value) <= int(word[2:])
     return value == word or "".join(value.split()) == word
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 from blink.api.observe.exposition import Family, Labels
+from blink.region.step_tokens import BOUNDS, STATS
 
 Stats = Mapping[str, int]  # empty while there is no engine
 
@@ -132,6 +134,7 @@ def engine_families(stats: Stats, labels: Labels) -> Iterator[Family[Stats]]:
         yield one("counter", f"vllm:{name}", text, _reader(""))
     for name, labelled in _LABELLED.items():
         yield _labelled_family(f"vllm:{name}", labelled, labels)
+    yield _iteration_family(labels)
     for name, text in _BLINK_COUNTERS.items():
         yield one("counter", f"blink:{name}", text, _reader(name))
     for name, (stat, text) in _BLINK_SECONDS.items():
@@ -170,6 +173,18 @@ def cache_config(stats: Stats) -> Labels:
 def known_energy(stats: Stats) -> tuple[bool, bool]:
     """Say whether the GPU's energy is counted, and whether tokens were generated in the last minute."""
     return bool(stats.get("energy_mj")), bool(stats.get("token_energy_uj"))
+
+
+def _iteration_family(labels: Labels) -> Family[Stats]:
+    bounds = [*(repr(float(bound)) for bound in BOUNDS), "+Inf"]
+    samples = (*(("_bucket", (*labels, ("le", bound))) for bound in bounds), ("_count", labels), ("_sum", labels))
+
+    def read(stats: Stats) -> list[float]:
+        *counts, total = (stats.get(name, 0) for name in STATS)
+        cumulated = [*accumulate(counts)]
+        return [*cumulated, cumulated[-1], total]
+
+    return Family("vllm:iteration_tokens_total", "Tokens of a step of the model.", "histogram", samples, read)
 
 
 def _labelled_family(name: str, metric: _Labelled, labels: Labels) -> Family[Stats]:

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 
 from blink.api.observe.engine_metrics import Stats, cache_config, engine_families, known_energy
 from blink.api.observe.exposition import Family, Labels, Page
+from blink.api.observe.http_metrics import NUM_HTTP_VALUES, count_request, http_families, rows_with_requests
 from blink.api.observe.metric_store import MetricStore, Worker, add_up
 
 # vLLM's buckets with finer ones below: the first tokens of a small model come within a millisecond.
@@ -90,10 +91,11 @@ def _lay_out() -> tuple[dict[str, _Series], int]:
     for name, (_, buckets) in _HISTOGRAMS.items():
         layout[name] = _Series(offset, buckets)
         offset += len(buckets) + 2
-    return layout, offset + len(WORKER_GAUGES)
+    return layout, offset
 
 
-_LAYOUT, NUM_VALUES = _lay_out()
+_LAYOUT, _HTTP = _lay_out()  # the values of HTTP requests, then this worker's gauges, are behind the histograms
+NUM_VALUES = _HTTP + NUM_HTTP_VALUES + len(WORKER_GAUGES)
 
 
 class Store(Protocol):
@@ -135,13 +137,15 @@ class MetricView:
         """Return the numbers of now, and see that the pages fit them."""
         stats, all_workers = self._engine_stats(), self._store.workers()
         alive = [worker for worker in all_workers if worker.is_alive]
-        form = (self.model_name, cache_config(stats), known_energy(stats), [worker.pid for worker in alive])
+        sums = add_up(all_workers) or [0.0] * NUM_VALUES
+        rows = rows_with_requests(sums[_HTTP:])
+        form = (self.model_name, cache_config(stats), known_energy(stats), rows, [worker.pid for worker in alive])
         if form != self._form:
             labels = (("model_name", self.model_name), ("engine", "0"))
-            of_engine, of_requests = Page(engine_families(stats, labels)), Page(_request_families(labels))
-            self._pages = of_engine, of_requests, Page(_worker_families(labels, alive))
+            of_requests = Page([*_request_families(labels), *http_families(rows, _HTTP)])
+            self._pages = Page(engine_families(stats, labels)), of_requests, Page(_worker_families(labels, alive))
             self._form = form
-        return stats, add_up(all_workers) or [0.0] * NUM_VALUES, alive
+        return stats, sums, alive
 
 
 def _request_families(labels: Labels) -> Iterator[Family[Sequence[float]]]:
@@ -202,6 +206,10 @@ class Metrics(MetricView):
     def count_rejection(self, reason: str) -> None:
         """Count a request that was refused for lack of room or of an engine."""
         self._values[len(FINISH_REASONS) + REJECTION_REASONS.index(reason)] += 1
+
+    def count_http(self, method: str, path: str, status: int, seconds: float) -> None:
+        """Count an HTTP request that has ended."""
+        count_request(self._values[_HTTP:], method, path, status, seconds)
 
     def keep(self, sequences: int = 0, waiting: int = 0) -> None:
         """Note what this worker holds, and make up for files that somebody deleted; call it now and then."""

@@ -15,6 +15,9 @@ from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.prompt import Prompt
 
+# What OpenAI's messages have and these never do: some clients look for the keys.
+NO_PARTS = dict[str, None].fromkeys(("refusal", "annotations", "audio", "function_call"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoicesReply(Reply):
@@ -91,6 +94,8 @@ class NonStreamingChoices:
             "created": reply.created,
             "model": reply.model,
             "choices": [self._choice(generation) for generation in session.generations],
+            "service_tier": None,
+            "system_fingerprint": None,
             "usage": usage_of(session.prompts, session.generations, reply.num_choices),
         }
         if reply.is_chat:
@@ -103,7 +108,7 @@ class NonStreamingChoices:
         delta = generation.take()
         if not self._reply.is_chat:
             return _completion_choice(self._reply, self._session, generation, delta)
-        message: dict[str, Any] = {"role": self._reply.role, "content": delta.text, "refusal": None, "tool_calls": []}
+        message = {"role": self._reply.role, "content": delta.text, **NO_PARTS, "tool_calls": []}
         return chat_choice(self._reply, generation, delta, message)
 
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable
 from typing import Any
 
+from blink.api.openai.choices import NO_PARTS
 from blink.text.generation import Generation
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning
@@ -57,7 +58,7 @@ def full_message(role: str, parts: Iterable[Part], form: MessageForm) -> dict[st
             calls[-1]["function"]["arguments"] += part.text
         else:
             (content if isinstance(part, Content) else reasoning).append(part.text)
-    message = {"role": role, "content": "".join(content) or None, "refusal": None, "tool_calls": calls}
+    message = {"role": role, "content": "".join(content) or None, **NO_PARTS, "tool_calls": calls}
     if not calls and not reasoning:
         message["content"] = message["content"] or ""
     if form.reasoning is not None:

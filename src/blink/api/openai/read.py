@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from blink.api.openai.beam_search import read_beam_search
 from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.message_form import message_form
 from blink.api.openai.sampling import build_sampling_params
@@ -46,6 +47,7 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
         prompts=prompts,
         rules=body.prompt_rules,
         params=params,
+        search=read_beam_search(body, params),
         reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,
@@ -77,6 +79,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         rules=body.prompt_rules,
         params=params,
         tool_use=body.tool_use,
+        search=read_beam_search(body, params),
         reply=ChoicesReply(is_chat=True, role=role, message=form, echoes=echoes, **_reply_fields(body, params, bounds)),
         stream=bool(body.stream),
         request_id=body.request_id,

@@ -139,6 +139,15 @@ class GenerationBody(Body):
         return self
 
 
+class SearchFields(BaseModel):
+    """The fields by which completions and chats ask for a beam search (blink.api.openai.beam_search)."""
+
+    use_beam_search: bool = False
+    best_of: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+
 def _prompt_kind(value: Any) -> str:
     """Tell the four forms of a prompt apart by the first item, so that errors speak of one form only."""
     if not isinstance(value, list) or not value:
@@ -157,7 +166,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, SearchFields):
     """POST /v1/completions."""
 
     prompt: Prompt
@@ -257,7 +266,7 @@ class ConversationBody(Body):
         )
 
 
-class ChatBody(GenerationBody, ConversationBody):
+class ChatBody(GenerationBody, ConversationBody, SearchFields):
     """POST /v1/chat/completions."""
 
     max_tokens: int | None = None

@@ -17,7 +17,6 @@ _NAMES = {
     "num_ctx": "--max-model-len of the server",
     "options": "the fields themselves",
     "repeat_penalty": "repetition_penalty",
-    "use_beam_search": "LLM.beam_search in Python: its steps wait for the host",
     "json_schema": "response_format",
     "guided_choice": "structured_outputs.choice",
     "guided_grammar": "structured_outputs.grammar",
@@ -28,7 +27,6 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "ebnf": (),
     "ec_transfer_params": (),
-    "early_stopping": (False,),
     "format": (),
     "function_call": ("none",),
     "functions": ([],),
@@ -39,7 +37,6 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "guided_regex": (),
     "json_schema": (),
     "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "logprob_token_ids": ([],),
     "lora_path": (),
@@ -57,7 +54,6 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "return_prompt_text": (False,),
     "return_token_offsets": (False,),
     "return_weight_versions": (False,),
-    "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (),
     "web_search_options": (),
@@ -75,6 +71,3 @@ def reject_unsupported(fields: Mapping[str, Any]) -> None:
         if value is not None and value not in _FIELDS[name]:
             instead = f"; use {_NAMES[name]}" if name in _NAMES else ""
             raise BadRequestError(f"{name} is not supported by this server{instead}.", name)
-    best_of = fields.get("best_of")
-    if best_of is not None and best_of != (fields.get("n") or 1):
-        raise BadRequestError("best_of is not supported unless it equals n.", "best_of")

@@ -13,7 +13,7 @@ from blink.api.serving.reply import Reply
 from blink.api.serving.response_store import StoreLimits
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.client import RegionInfo
-from blink.sampling_params import SamplingParams
+from blink.sampling_params import BeamSearchParams, SamplingParams
 from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
 
@@ -52,6 +52,7 @@ class ParsedRequest:
     rules: PromptRules = _NO_RULES
     params: SamplingParams = field(default_factory=SamplingParams)
     tool_use: ToolUse | None = None
+    search: BeamSearchParams | None = None  # its answers are searched for, not sampled
     reply: Reply = _NO_REPLY
     stream: bool = False
     request_id: str | None = None

@@ -142,6 +142,8 @@ struct Control {
   FIELD(uint32_t, stop);
   FIELD(uint64_t, energy_mj);        // of the engine's GPU since it serves; 0: nothing counts it
   FIELD(uint64_t, token_energy_uj);  // for each token generated in the last minute; 0: none was
+  // Steps by their number of tokens, then the sum of these (region/step_tokens.py).
+  alignas(64) FIELD_ARRAY(uint64_t, step_tokens, 15);
   // writer: scheduler
   alignas(64) FIELD(Statistics, statistics);
 };

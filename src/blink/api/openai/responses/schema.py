@@ -36,6 +36,7 @@ _LOGPROBS = "message.output_text.logprobs"
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "conversation": ((), _STORELESS),
     "prompt": ((), "This server stores no prompts: send instructions and input."),
+    "use_beam_search": ((False,), "Completions and chats have beam search."),
     "truncation": (("disabled",), 'This server does not shorten conversations; set truncation to "disabled".'),
 }
 

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of vLLM's and SGLang's servers that are not here: each answers 404 and says why, or what to ask instead."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+
+from blink.errors import NotFoundError
+
+_TEXT = "its models generate text"
+_ABSENT: dict[str, tuple[str, ...]] = {
+    f"This server makes no embeddings: {_TEXT}.": ("/v1/embeddings", "/embeddings", "/v2/embed", "/pooling", "/encode"),
+    f"This server classifies, scores and ranks nothing: {_TEXT}.": (
+        "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+    ),
+    f"This server hears and speaks nothing: {_TEXT}.": (
+        "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+    ),
+    "Not yet: an engine that sleeps or pauses. Stop the server to free its memory.": (
+        "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused",
+    ),
+    "Not yet: LoRA adapters.": (
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
+    ),
+    "The server has no profiler: `blink trace` writes a timeline of its steps.": ("/start_profile", "/stop_profile"),
+    "No code is run for clients.": ("/collective_rpc",),
+    "Not yet: several chats in one request. Send them at once, each in a request of its own.": (
+        "/v1/chat/completions/batch",
+    ),
+    "Not yet: prompts that are only rendered. /tokenize returns the tokens of a chat.": (
+        "/v1/chat/completions/render", "/v1/completions/render",
+    ),
+    "Not here: /v1/completions takes token ids, and returns them with return_token_ids.": (
+        "/inference/v1/generate", "/generate",
+    ),
+    "Not here: /server_info and /v1/models tell of the model.": ("/model_info", "/get_model_info", "/get_server_info"),
+    "Not here: /health answers 503 while the engine gives no sign of life.": ("/health_generate",),
+    "Not here: POST /reset_prefix_cache empties the prefix cache.": ("/flush_cache",),
+    "Not here: a client ends its request by closing the connection.": ("/abort_request", "/abort_requests"),
+}  # fmt: skip
+REASONS = {path: reason for reason, paths in _ABSENT.items() for path in paths}
+
+
+def absent_routes() -> APIRouter:
+    """Return the routes."""
+    router = APIRouter()
+
+    async def refuse(request: Request) -> None:
+        raise NotFoundError(REASONS[request.url.path])
+
+    for path in REASONS:
+        router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
+    return router
