@@ -13,11 +13,11 @@ from blink.errors import ConfigError
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
 # By vLLM's names, beside auto (blink.text.message.formats).
 _CALL_FORMATS = (
-    "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "functiongemma", "gemma4", "glm45", "glm47",
-    "granite", "hermes", "internlm", "jamba", "kimi_k2", "lfm2", "llama3_json", "llama4_pythonic", "longcat",
-    "minimax", "minimax_m2", "mistral", "olmo3", "openai", "phi4_mini_json", "pythonic", "qwen3_coder", "seed_oss",
-    "step3", "xlam",
-)  # fmt: skip
+    "apertus cohere_command3 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots functiongemma gemma4 "
+    "gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 inkling internlm jamba "
+    "k2_horizon kimi_k2 kimi_k3 lfm2 llama3_json llama4_pythonic longcat mimo minicpm5 minimax minimax_m2 minimax_m3 "
+    "mistral olmo3 openai phi4_mini_json plamo3 pythonic qwen3_coder seed_oss step3 step5 xlam"
+)
 _REASONING_FORMATS = (
     "deepseek_r1", "ernie45", "gemma4", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2_append_think", "mistral",
     "openai_gptoss", "qwen3", "seed_oss",
@@ -279,7 +279,7 @@ class FrontendConfig:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", *_CALL_FORMATS),
+        choices=("auto", *_CALL_FORMATS.split()),
     )
     reasoning_parser: str = option(
         "auto",

@@ -20,7 +20,7 @@ class Parameters:
 
     Args:
         begin: with %s for the member's name.
-        end: behind a value.
+        end: behind a value; it may have %s for the member's name.
         separator: between two members.
         text: what stands around a string's text; None: strings are JSON, as all other values.
         before_json: before what is no string. If neither this nor `text` has anything, the text itself tells strings

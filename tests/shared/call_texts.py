@@ -35,14 +35,14 @@ class Written(NamedTuple):
     calls: list[tuple[str, Any]]
 
 
-_TITLE = 'War & "Peace" <1>'
-_BOOK = {"title": _TITLE, "pages": 12, "used": True}
+TITLE = 'War & "Peace" <1>'
+BOOK = {"title": TITLE, "pages": 12, "used": True}
 _CODE = {"title": "\n def f():\n\treturn '\\n'\n", "tags": ["a", "b"], "author": {"name": "é"}, "note": None}
 _LITERALS = {"title": 'a\néA"', "price": -1.5, "note": None, "tags": ["x", "y"], "author": {"name": 'b"c'}}
-_PLAIN = '{"title": "War & \\"Peace\\" <1>", "pages": 12, "used": true}'
+PLAIN = '{"title": "War & \\"Peace\\" <1>", "pages": 12, "used": true}'
 
 
-def _invoke(mark: str, *arguments: tuple[str, str, str], name: str = "book") -> str:
+def invoke(mark: str, *arguments: tuple[str, str, str], name: str = "book") -> str:
     inside = "".join(
         f'<{mark}parameter name="{key}"{word}>{value}</{mark}parameter>\n' for key, word, value in arguments
     )
@@ -56,7 +56,7 @@ def _qwen(name: str, tag: str) -> list[Written]:
             f'I will look.\n\n<{tag}>\n<function=book>\n<parameter=title>\nWar & "Peace" <1>\n</parameter>\n'
             f"<parameter=pages>\n12\n</parameter>\n<parameter=used>\nTrue\n</parameter>\n</function>\n</{tag}>",
             "I will look.",
-            [("book", _BOOK)],
+            [("book", BOOK)],
         ),
         Written(
             name,
@@ -92,9 +92,9 @@ def _glm(name: str, line: str) -> list[Written]:
     return [
         Written(
             name,
-            f"Yes.\n{call(('title', _TITLE), ('pages', '12'), ('used', 'true'))}",
+            f"Yes.\n{call(('title', TITLE), ('pages', '12'), ('used', 'true'))}",
             "Yes.",
-            [("book", _BOOK)],
+            [("book", BOOK)],
         ),
         Written(
             name,
@@ -108,20 +108,20 @@ def _glm(name: str, line: str) -> list[Written]:
 def _deepseek(name: str, call: str) -> list[Written]:
     begin, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
     first, second = (
-        call.replace("NAME", "book").replace("ARGS", _PLAIN),
+        call.replace("NAME", "book").replace("ARGS", PLAIN),
         call.replace("NAME", "now").replace("ARGS", "{}"),
     )
     return [
-        Written(name, f"Sure.{begin}{first}{end}", "Sure.", [("book", _BOOK)]),
-        Written(name, f"{begin}{first}\n{second}{end} So", " So", [("book", _BOOK), ("now", {})]),
-        Written(name, first, "", [("book", _BOOK)]),
+        Written(name, f"Sure.{begin}{first}{end}", "Sure.", [("book", BOOK)]),
+        Written(name, f"{begin}{first}\n{second}{end} So", " So", [("book", BOOK), ("now", {})]),
+        Written(name, first, "", [("book", BOOK)]),
     ]
 
 
 def _python(name: str, before: str, behind: str, separator: str = ", ") -> list[Written]:
     book = "book(title='War & \"Peace\" <1>', pages=12, used=True)"
     return [
-        Written(name, f"{before}{book}{behind}", "", [("book", _BOOK)]),
+        Written(name, f"{before}{book}{behind}", "", [("book", BOOK)]),
         Written(
             name,
             f'{before}now(){separator}book(title="a\\n\\u00e9\\x41\\"", price=-1.5, note=None, tags=["x", \'y\',],'
@@ -135,7 +135,7 @@ def _python(name: str, before: str, behind: str, separator: str = ", ") -> list[
 def _gemma(name: str, begin: str, end: str, quote: str) -> list[Written]:
     call = f'call:book{{title:{quote}War & "Peace" <1>{quote},pages:12,used:true}}'
     return [
-        Written(name, f"Let me.{begin}{call}{end}", "Let me.", [("book", _BOOK)]),
+        Written(name, f"Let me.{begin}{call}{end}", "Let me.", [("book", BOOK)]),
         Written(
             name,
             f"{begin}call:now{{}}{end}{begin}call:book{{tags:[{quote}a\\b{quote}, {quote}c,d{quote}],"
@@ -147,8 +147,8 @@ def _gemma(name: str, begin: str, end: str, quote: str) -> list[Written]:
 
 
 def _list(name: str, before: str, behind: str, key: str = "arguments") -> list[Written]:
-    calls = [("book", _BOOK), ("now", {})]
-    text = f'{before}{{"name": "book", "{key}": {_PLAIN}}}, {{"name": "now", "{key}": {{}}}}{behind}'
+    calls = [("book", BOOK), ("now", {})]
+    text = f'{before}{{"name": "book", "{key}": {PLAIN}}}, {{"name": "now", "{key}": {{}}}}{behind}'
     return [Written(name, text, "", calls)]
 
 
@@ -161,11 +161,11 @@ def _kimi() -> list[Written]:
     return [
         Written(
             "kimi_k2",
-            f"I see.{begin}{call('functions.book:0', _PLAIN)}{call('functions.now:1', '{}')}{end}",
+            f"I see.{begin}{call('functions.book:0', PLAIN)}{call('functions.now:1', '{}')}{end}",
             "I see.",
-            [("book", _BOOK), ("now", {})],
+            [("book", BOOK), ("now", {})],
         ),
-        Written("kimi_k2", f"{begin}{call('book:12', _PLAIN)}{end}\nThen", "\nThen", [("book", _BOOK)]),
+        Written("kimi_k2", f"{begin}{call('book:12', PLAIN)}{end}\nThen", "\nThen", [("book", BOOK)]),
     ]
 
 
@@ -173,23 +173,23 @@ def _step() -> list[Written]:
     def call(text: str) -> str:
         return f"<｜tool_call_begin｜>function<｜tool_sep｜>{text}<｜tool_call_end｜>"
 
-    mark, pairs = "steptml:", (("title", "", _TITLE), ("pages", "", "12"), ("used", "", "true"))
-    book, now = call(_invoke(mark, *pairs)), call(_invoke(mark, name="now"))
+    mark, pairs = "steptml:", (("title", "", TITLE), ("pages", "", "12"), ("used", "", "true"))
+    book, now = call(invoke(mark, *pairs)), call(invoke(mark, name="now"))
     return [
         Written(
-            "step3", f"<｜tool_calls_begin｜>\n{book}\n{now}\n<｜tool_calls_end｜>", "", [("book", _BOOK), ("now", {})]
+            "step3", f"<｜tool_calls_begin｜>\n{book}\n{now}\n<｜tool_calls_end｜>", "", [("book", BOOK), ("now", {})]
         ),
-        Written("step3", f"So: {book}", "So:", [("book", _BOOK)]),
+        Written("step3", f"So: {book}", "So:", [("book", BOOK)]),
     ]
 
 
-def _tags(name: str, outer: str, mark: str = "", words: tuple[str, str] = ("", "")) -> list[Written]:
+def invokes(name: str, outer: str, mark: str = "", words: tuple[str, str] = ("", "")) -> list[Written]:
     string, other = words
-    pairs = (("title", string, _TITLE), ("pages", other, "12"), ("used", other, "true"))
-    book, now = _invoke(mark, *pairs), _invoke(mark, name="now")
+    pairs = (("title", string, TITLE), ("pages", other, "12"), ("used", other, "true"))
+    book, now = invoke(mark, *pairs), invoke(mark, name="now")
     return [
-        Written(name, f"Fine.\n<{outer}>\n{book}\n</{outer}>", "Fine.", [("book", _BOOK)]),
-        Written(name, f"<{outer}>\n{now}\n{book}\n</{outer}>!", "!", [("now", {}), ("book", _BOOK)]),
+        Written(name, f"Fine.\n<{outer}>\n{book}\n</{outer}>", "Fine.\n", [("book", BOOK)]),
+        Written(name, f"<{outer}>\n{now}\n{book}\n</{outer}>!", "!", [("now", {}), ("book", BOOK)]),
     ]
 
 
@@ -200,8 +200,12 @@ TEXTS = [
     *_deepseek("deepseek_v31", "<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGS<｜tool▁call▁end｜>"),
     *(
         each
-        for name, outer in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
-        for each in _tags(name, f"｜DSML｜{outer}", "｜DSML｜", (' string="true"', ' string="false"'))
+        for name, space, outer in (
+            ("deepseek_v32", "", "function_calls"),
+            ("deepseek_v4", "", "tool_calls"),
+            ("deepseek_v41", " ", "calls"),
+        )
+        for each in invokes(name, f"｜DSML｜{space}{outer}", f"｜DSML｜{space}", (' string="true"', ' string="false"'))
     ),
     *_glm("glm45", "\n"),
     *_glm("glm47", ""),
@@ -211,7 +215,7 @@ TEXTS = [
     *_python("llama4_pythonic", "[", "]"),
     *_python("lfm2", "<|tool_call_start|>[", "]<|tool_call_end|>"),
     *_python("olmo3", "<function_calls>", "</function_calls>", "\n"),
-    *_tags("minimax_m2", "minimax:tool_call"),
+    *invokes("minimax_m2", "minimax:tool_call"),
     *_step(),
     *_gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>'),
     *_gemma("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),

@@ -19,10 +19,16 @@ from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, merge
 from blink.text.message.passages import Passages
 from blink.vllm.table import load_table
-from call_texts import LOOK_ALIKES, NAMES, SCHEMAS, TEXTS, Written
+from call_texts import LOOK_ALIKES, NAMES, SCHEMAS, Written
+from call_texts import TEXTS as EARLY_TEXTS
+from late_call_texts import LATE_LOOK_ALIKES, LATE_TEXTS
 
+TEXTS = [*EARLY_TEXTS, *LATE_TEXTS]
 IDS = [f"{each.format}-{place}" for place, each in enumerate(TEXTS)]
 NEW = sorted({each.format for each in TEXTS})
+
+
+_DSML = '<｜DSML｜invoke name="book"><｜DSML｜parameter name="%s"%s>%s</｜DSML｜parameter></｜DSML｜invoke>'
 
 
 def parse(name: str, pieces: Sequence[str], **options: Any) -> list[Part]:
@@ -47,7 +53,7 @@ def test_what_models_write_is_read(written: Written) -> None:
     assert (content, [(name, json.loads(text)) for name, text in calls]) == (written.content, written.calls)
 
 
-@pytest.mark.parametrize(("name", "text"), LOOK_ALIKES)
+@pytest.mark.parametrize(("name", "text"), [*LOOK_ALIKES, *LATE_LOOK_ALIKES])
 def test_what_only_looks_like_a_call_is_content_to_the_letter(name: str, text: str) -> None:
     assert parse(name, [text]) == parse(name, list(text)) == [Content(text)]
 
@@ -152,6 +158,11 @@ def test_without_parallel_calls_all_behind_the_first_is_dropped() -> None:
         ({"type": "integer"}, "seven", "seven"),
         ({"type": "number"}, "-7.5e1", -75),
         ({"type": "number"}, "7", 7),
+        ({"type": "number"}, "7.50", 7.5),
+        ({"type": "float"}, "7.25", 7.25),
+        ({"type": ["int", "null"]}, "7", 7),
+        ({"type": "dict"}, "{}", {}),
+        ({"type": "money"}, "7", 7),
         ({"type": "boolean"}, "False", False),
         ({"type": "boolean"}, "no", "no"),
         ({"type": "null"}, "None", None),
@@ -179,7 +190,53 @@ def test_without_parallel_calls_all_behind_the_first_is_dropped() -> None:
 )
 def test_arguments_have_the_types_of_the_schema(schema: Any, text: str, value: Any) -> None:
     parameters = {"properties": {"x": schema}, "$defs": {"flag": {"type": "boolean"}}}
-    assert json.loads(to_json(text, argument_types(parameters, "x"))) == value
+    types = argument_types(parameters, "x")
+    assert types is not None and json.loads(to_json(text, types)) == value
+
+
+def test_a_whole_number_has_no_fraction() -> None:
+    assert to_json("5.0", frozenset({"number"})) == "5"
+
+
+def test_schemas_that_hold_themselves_take_no_time() -> None:
+    """Each of the hundred choices leads back to all."""
+    around: dict[str, Any] = {"anyOf": [{"$ref": "#/$defs/a"} for _ in range(100)]}
+    chain = {f"c{place}": {"$ref": f"#/$defs/c{place + 1}"} for place in range(5000)}
+    parameters = {"properties": {"x": around, "y": {"$ref": "#/$defs/c0"}}, "$defs": {"a": around, **chain}}
+    began = time.thread_time()
+    assert argument_types(parameters, "x") == argument_types(parameters, "y") == frozenset()
+    assert time.thread_time() - began < 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("qwen3_coder", "<function=book><parameter=unknown>5</parameter></function>", {"unknown": "5"}),
+        ("minimax_m2", '<invoke name="book"><parameter name="unknown">[]</parameter></invoke>', {"unknown": "[]"}),
+        ("deepseek_v32", _DSML % ("unknown", ' string="false"', "5"), {"unknown": 5}),
+        ("deepseek_v32", _DSML % ("unknown", "", "5"), {"unknown": 5}),
+        ("deepseek_v32", _DSML % ("pages", ' string="true"', "5"), {"pages": 5}),
+        ("deepseek_v32", _DSML % ("title", ' string="false"', "null"), {"title": "null"}),
+        ("deepseek_v32", _DSML % ("code", ' string="true"', "5"), {"code": "5"}),
+        ("lfm2", "[book(tags={'a', \"b\"}, extra={'a': {1, 2}})]", {"tags": ["a", "b"], "extra": {"a": [1, 2]}}),
+        ("lfm2", "[book(title='sed -n '1,2p' a.py' , pages=007)]", {"title": "sed -n '1,2p' a.py", "pages": 7}),
+    ],
+)
+def test_values_that_the_schema_or_the_notation_leaves_open(name: str, text: str, arguments: dict[str, Any]) -> None:
+    whole = CALL_FORMATS[name].opens[0] + text
+    for pieces in ([whole], list(whole)):
+        ((_, found),) = read(parse(name, pieces))[1]
+        assert json.loads(found) == arguments
+
+
+@pytest.mark.parametrize(("name", "mark"), [("kimi_k2", "<|tool_call_end|>"), ("hermes", "</tool_call>")])
+def test_a_mark_ends_arguments_that_lack_a_brace(name: str, mark: str) -> None:
+    whole = next(each for each in TEXTS if each.format == name) if name == "kimi_k2" else None
+    text = whole.text if whole else f'<tool_call>{{"name": "book", "arguments": {{"pages": 1}}}}{mark}' * 2
+    broken = text.replace("}" + mark, mark, 1) if whole else text.replace("}}" + mark, mark, 1)
+    content, calls = read(parse(name, list(broken)))
+    assert mark not in content and len(calls) == 2
+    assert calls[0][1] + "}" == read(parse(name, [text]))[1][0][1]
 
 
 @pytest.mark.parametrize(
@@ -200,6 +257,19 @@ def test_arguments_have_the_types_of_the_schema(schema: Any, text: str, value: A
         ("<steptml:invoke name=", "step3"),
         ("<|tool_call>call:", "gemma4"),
         ("<start_function_call>call:", "functiongemma"),
+        ("]<]minimax[>[", "minimax_m3"),
+        ("<dots_function_call>", "dots"),
+        ("<ifm|tool_call>", "k2_horizon"),
+        ("<tool_calls>\n<tool_call>{name}<tool_sep>\n<arg_key>", "hy_v3"),
+        ("<|open|>call tool=<|sep|>", "kimi_k3"),
+        ("<｜DSML｜ calls>", "deepseek_v41"),
+        ("<|tools_prefix|>", "apertus"),
+        ("<|function_call|>", "gigachat3"),
+        ("<|START_ACTION|>", "cohere_command3"),
+        ("<|content_invoke_tool_json|>", "inkling"),
+        ("<|plamo:begin_tool_requests:plamo|>", "plamo3"),
+        ('<function name="', "minicpm5"),
+        ("<function_call>", "granite-20b-fc"),
     ],
 )
 def test_the_template_tells_the_format(template: str, name: str) -> None:

@@ -61,7 +61,7 @@ def write(name: str, arguments: dict[str, Any], function: str = "book") -> str:
             return str(given)
         return written.before_json + json.dumps(given)
 
-    members = [written.begin % key + value(given) + written.end for key, given in arguments.items()]
+    members = [written.begin % key + value(given) + written.end.replace("%s", key) for key, given in arguments.items()]
     call = form.begin % function + written.separator.join(members) + form.end
     return form.prefix + call + form.suffix
 

@@ -43,7 +43,7 @@ READ_AS = {
 }
 READ_AS_FROM = {"object": "{", "array": "["}  # and those that begin so.
 _PATTERNS = READ_AS | {name: rf"\{first}(?:[^{{]|\{{)*" for name, first in READ_AS_FROM.items()}
-_TEXT_RULE = "any text"
+_TEXT_RULE = "any text and "
 
 
 class Compiler(Protocol):
@@ -67,22 +67,24 @@ class MemberWriter:
         is_bare = self._parameters.begin.startswith("%s")
         if not 0 < len(name) <= _MAX_NAME or _UNWRITABLE & set(name) or (is_bare and not name.isidentifier()):
             raise GrammarError(f"the name {name[:40]!r} cannot be written in this model's calls")
-        return self._write(literal(name), node)
+        return self._write(literal(name), node, self._parameters.end.replace("%s", name))
 
     def other(self, names: Language, node: Node) -> Expression:
         """Return a member of one of some names."""
         known = names & pattern_language(_NAME, searches=False)
-        return NEVER if known.is_empty else self._write(Regular(known), node)
+        # A name cannot be said again where it is one of several.
+        end = self._parameters.end
+        return NEVER if known.is_empty or "%s" in end else self._write(Regular(known), node, end)
 
-    def _write(self, name: Expression, node: Node) -> Expression:
+    def _write(self, name: Expression, node: Node, end: str) -> Expression:
         written = self._parameters
         form = any_form() if node is ANYTHING else self._compiler.form(node)
         before, behind = written.begin.split("%s")
-        return series(literal(before), name, literal(behind), self._value(node, form))
+        return series(literal(before), name, literal(behind), self._value(node, form, end))
 
-    def _value(self, node: Node, form: Form) -> Expression:
+    def _value(self, node: Node, form: Form, ending: str) -> Expression:
         """Return a value and what ends it."""
-        written, end = self._parameters, literal(self._parameters.end)
+        written, end = self._parameters, literal(ending)
         if written.text is None:
             return series(self._python(node, form), end)
         before, behind = map(literal, written.text)
@@ -95,7 +97,7 @@ class MemberWriter:
             types = frozenset()
         if form.strings == ALL_STRINGS and not types:
             text = series(Regular(_without(written.stops)), behind, end)
-            options.append(series(before, self._compiler.rule(_TEXT_RULE, text)))
+            options.append(series(before, self._compiler.rule(_TEXT_RULE + ending, text)))
         elif form.strings.parts:
             texts = choice([self._text(part, types) for part in form.strings.parts])
             options.append(series(before, texts, behind, end))

@@ -24,13 +24,17 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
+def _new_id() -> str:
+    return f"chatcmpl-tool-{uuid.uuid4().hex}"
+
+
 class FunctionCall(_Body):
     name: str
     arguments: str
 
 
 class ToolCall(_Body):
-    id: str = Field(default_factory=lambda: f"chatcmpl-tool-{uuid.uuid4().hex}")
+    id: str = Field(default_factory=_new_id)
     type: str = "function"
     function: FunctionCall
 
@@ -113,19 +117,26 @@ class ToolParser:
     def extract_tool_calls(self, model_output: str, request: Any = None, **_: object) -> ExtractedToolCallInformation:
         parser = self._begin(request)
         parts = parser.push(model_output) + parser.finish()
-        calls = [ToolCall(function=FunctionCall(name=name, arguments=text)) for name, text in _calls_of(parts)]
+        calls = [
+            ToolCall(id=self._make_id(name, place), function=FunctionCall(name=name, arguments=text))
+            for place, (name, text) in enumerate(_calls_of(parts))
+        ]
         content = "".join(part.text for part in parts if isinstance(part, Content))
         return ExtractedToolCallInformation(tools_called=bool(calls), tool_calls=calls, content=content or None)
 
     def extract_tool_calls_streaming(
         self, previous_text: str, current_text: str, delta_text: str, *_: object, request: Any = None, **__: object
     ) -> DeltaMessage | None:
-        del current_text
         request = request or next((one for one in reversed(_) if isinstance(one, ChatCompletionRequest)), None)
-        if self._stream is None or not previous_text:
+        # Some tests give the text before or the whole one only if their parser of vLLM's reads them.
+        if self._stream is None or (not previous_text and current_text == delta_text):
             self._stream = self._begin(request)
         first = self._stream.num_calls
         return self._to_delta(self._stream.push(delta_text), first)
+
+    def finish_streaming(self) -> DeltaMessage | None:
+        assert self._stream is not None
+        return self._to_delta(self._stream.finish(), self._stream.num_calls)
 
     def _begin(self, request: Any) -> MessageParser:
         tools = (getattr(request, "tools", None) or self.tools) or []
@@ -133,13 +144,16 @@ class ToolParser:
         names = frozenset(schemas) or _AllNames()
         return MessageParser(MessageForm(calls=self.form, names=names, schemas=schemas))
 
+    def _make_id(self, name: str, place: int) -> str:
+        return self.form.id_form % (name, place) if self.form.id_form else _new_id()
+
     def _to_delta(self, parts: Iterable[Part], num_calls: int) -> DeltaMessage | None:
         delta, calls = DeltaMessage(), dict[int, DeltaToolCall]()
         for part in parts:
             if isinstance(part, Content):
                 delta.content = (delta.content or "") + part.text
             elif isinstance(part, CallOpened):
-                identity = {"id": f"chatcmpl-tool-{uuid.uuid4().hex}", "type": "function"}
+                identity = {"id": self._make_id(part.name, num_calls), "type": "function"}
                 function = DeltaFunctionCall(name=part.name, arguments="")
                 calls[num_calls] = DeltaToolCall(index=num_calls, function=function, **identity)
                 self.prev_tool_call_arr.append({"name": part.name, "arguments": ""})
@@ -236,31 +250,40 @@ def _own_name(flag: str, name: str) -> str:
 
 # Classes of vLLM's parsers, by the names under which a command line has them.
 _CALL_CLASSES = {
+    "ApertusToolParser": "apertus",
     "DeepSeekV3ToolParser": "deepseek_v3",
     "DeepSeekV31ToolParser": "deepseek_v31",
     "DeepSeekV32ToolParser": "deepseek_v32",
     "DeepSeekV4ToolParser": "deepseek_v4",
+    "DotsToolParser": "dots",
     "Ernie45ToolParser": "ernie45",
     "FunctionGemmaToolParser": "functiongemma",
     "Gemma4ToolParser": "gemma4",
+    "GigaChat3ToolParser": "gigachat3",
     "Glm4MoeModelToolParser": "glm45",
     "Glm47MoeModelToolParser": "glm47",
     "Granite4ToolParser": "granite4",
     "GraniteToolParser": "granite",
+    "HYV3ToolParser": "hy_v3",
     "Hermes2ProToolParser": "hermes",
     "HunyuanA13BToolParser": "hunyuan_a13b",
     "Internlm2ToolParser": "internlm",
     "JambaToolParser": "jamba",
+    "K2HorizonToolParser": "k2_horizon",
     "KimiK2ToolParser": "kimi_k2",
+    "KimiK3ToolParser": "kimi_k3",
     "Lfm2ToolParser": "lfm2",
     "Llama3JsonToolParser": "llama3_json",
     "Llama4PythonicToolParser": "llama4_pythonic",
     "LongcatFlashToolParser": "longcat",
+    "MiniCPM5XMLToolParser": "minicpm5",
     "MinimaxM2ToolParser": "minimax_m2",
+    "MinimaxM3ToolParser": "minimax_m3",
     "MinimaxToolParser": "minimax",
     "MistralToolParser": "mistral",
     "Olmo3PythonicToolParser": "olmo3",
     "Phi4MiniJsonToolParser": "phi4_mini_json",
+    "PoolsideV1ToolParser": "poolside_v1",
     "PythonicToolParser": "pythonic",
     "Qwen3CoderToolParser": "qwen3_coder",
     "Qwen3ToolParser": "qwen3_coder",
@@ -347,6 +370,9 @@ NAMES |= {
     "cached_tokenizer_from_config": tokenizers_of_models.find,
     "detokenize_incrementally": tokenizers_of_models.detokenize_one,
     "get_tokenizer": tokenizers_of_models.find,
-    "TOOL_CALL_START": CALL_FORMATS["gemma4"].opens[0],  # no other module of vLLM has these two
+    # No other modules of vLLM have these.
+    "TOOL_CALL_START": CALL_FORMATS["gemma4"].opens[0],
     "TOOL_CALL_END": CALL_FORMATS["gemma4"].closes[0],
+    "TOOL_CALLS_PREFIX": CALL_FORMATS["apertus"].opens[0],
+    "TOOL_CALLS_SUFFIX": CALL_FORMATS["apertus"].closes[0],
 }

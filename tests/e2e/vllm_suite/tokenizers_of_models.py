@@ -24,12 +24,14 @@ def find(*_: object, **__: object) -> Any:
 
 
 def detokenize_one(
-    *, tokenizer: Any, all_input_ids: list[int], prev_tokens: list[str] | None, **_: object
+    *, tokenizer: Any, all_input_ids: list[int], prev_tokens: list[str] | None, read_offset: int, **_: object
 ) -> tuple[list[str], str, int, int]:
-    """Return the last token, the text that it adds, and two places that the next call gives back."""
-    tokens, texts = all_input_ids if prev_tokens is None else all_input_ids[-1:], [all_input_ids[:-1], all_input_ids]
-    before, after = (tokenizer.decode(ids) for ids in texts)
-    return tokenizer.convert_ids_to_tokens(tokens), after[len(before) :], 0, len(all_input_ids)
+    """Return the last token, the text that it completes, and two places that the next call gives back."""
+    tokens = tokenizer.convert_ids_to_tokens(all_input_ids if prev_tokens is None else all_input_ids[-1:])
+    before, after = (tokenizer.decode(ids) for ids in (all_input_ids[:read_offset], all_input_ids))
+    if after.endswith("\ufffd"):  # a character whose other bytes follow
+        return tokens, "", 0, read_offset
+    return tokens, after[len(before) :], 0, len(all_input_ids)
 
 
 @cache

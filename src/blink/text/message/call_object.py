@@ -10,7 +10,8 @@ from blink.text.message.json_value import JsonValue, Status
 from blink.text.message.parts import CallArguments, CallOpened, Part
 
 SPACE = " \t\r\n"
-_ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "args")
 _NO_ARGUMENTS = "{}"
 _KEY, _COLON, _VALUE, _COMMA = range(4)  # what is expected next
 
@@ -99,7 +100,7 @@ class CallObject:
         self._expected = _COMMA
         if self._streams:
             self._streams = False
-        elif self._key == "name" and self._name is None:
+        elif self._key in _NAMES and self._name is None:
             self._name = _loads_text(raw)
             if not self._name:
                 self.status = Status.BROKEN

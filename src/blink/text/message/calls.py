@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import Any, Protocol
 
 from blink.text.message.call_object import SPACE, CallObject
+from blink.text.message.element_call import ElementCall
 from blink.text.message.format_kinds import CallFormat
 from blink.text.message.json_value import Status
 from blink.text.message.literal_call import LiteralCall
@@ -55,12 +56,14 @@ class CallParser:
         self._names = names
         self._schemas = schemas
         self._parallel = parallel
-        self._opens = Markers((*form.opens, *form.unmarked))
+        self._opens = Markers((*form.opens, *form.unmarked, *form.hidden))
         self._closes = Markers((*form.opens, *form.between, *form.closes))
+        self._gaps = SPACE + ("[]" if form.elements is None else "")  # whose marks begin with a bracket
         self._step: Callable[[list[Part]], bool] = self._begin if form.is_bare else self._read_content
         self._buffer = ""
         self._attempt: list[str] = []  # what becomes content, should no call come of it
         self._space: list[str] = []  # at the content's end: dropped before calls
+        self._has_words = False  # the content since the last call
         self._call: CallReader | None = None
         self._is_marked = False
         self._calls_in_region = 0
@@ -123,6 +126,8 @@ class CallParser:
         start, end = found
         self._add_content(self._buffer[:start], parts)
         marker, self._buffer = self._buffer[start:end], self._buffer[end:]
+        if marker in self._form.hidden:
+            return True
         if marker in self._form.unmarked:
             self._buffer = marker + self._buffer  # it is the call's own
             self._enter_region("", is_marked=False)
@@ -136,7 +141,7 @@ class CallParser:
         length = self._closes.match(buffer)
         if length:
             self._cross(buffer[:length])
-        elif buffer[0] in SPACE or buffer[0] in "[]" or (buffer[0] in ",;" and self._calls_in_region):
+        elif buffer[0] in self._gaps or (buffer[0] in ",;" and self._calls_in_region):
             if self._closes.may_begin(buffer):
                 return False
             length = 1
@@ -153,13 +158,16 @@ class CallParser:
 
     def _open_call(self, first: str) -> CallReader | None:
         """Return what reads a call that begins with a character, None if none does."""
-        form, names = self._form, None if self._is_marked else self._names
-        if first == "{" and (self._is_marked or "{" in form.bare_starts):
+        form = self._form
+        names = None if self._is_marked and not form.checks_names else self._names
+        if first == "{" and (self._is_marked or "{" in form.bare_starts) and not form.has_named_objects:
             return CallObject(names)
         if form.tags is not None:
             return TaggedCall(form.tags, names, self._schemas)
         if form.literals is not None:
             return LiteralCall(form.literals, names)
+        if form.elements is not None:
+            return ElementCall(form.elements, self._schemas)
         return NamedCall(form.head_shapes) if form.heads and self._is_marked else None
 
     def _cross(self, marker: str) -> None:
@@ -194,7 +202,7 @@ class CallParser:
         if call.status is Status.OPEN:
             return False
         self._call = None
-        if call.status is Status.DONE:
+        if call.status is Status.DONE or (call.is_opened and self._buffer.startswith("<")):
             self._step = self._read_between if self._parallel else self._drop
         else:
             # Without a marker before it, the first character cannot begin a call again.
@@ -208,6 +216,7 @@ class CallParser:
         self._calls_in_region += 1
         self._attempt.clear()
         self._space.clear()
+        self._has_words = False
 
     def _drop(self, parts: list[Part]) -> bool:
         """Behind the one call that was allowed."""
@@ -238,6 +247,9 @@ class CallParser:
 
     def _add_content(self, text: str, parts: list[Part]) -> None:
         body = text.rstrip()
+        self._has_words |= bool(body)
+        if self._form.keeps_space and self._has_words:
+            body = text
         if body:
             parts.append(Content("".join(self._space) + body))
             self._space.clear()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from blink.structured_outputs import Parameters
+from blink.text.message.element_call import Elements
 from blink.text.message.literal_call import Literals
 from blink.text.message.shapes import Shapes
 from blink.text.message.tagged_call import Tags
@@ -25,8 +26,13 @@ class CallFormat:
     bare_starts: str = ""  # characters with which a call without a marker may begin, as an answer's first
     unmarked: tuple[str, ...] = ()  # what a call of a known function may begin with anywhere
     heads: tuple[str, ...] = ()  # Shapes of names before the JSON of arguments
+    has_named_objects: bool = False  # an object's one member is the call, by the function's name
+    checks_names: bool = False  # a call behind a marker too is one only if the function is known
+    keeps_space: bool = False  # at the end of content before a call
+    hidden: tuple[str, ...] = ()  # marks around content, of which they are no part
     tags: Tags | None = None  # arguments stand one by one
     literals: Literals | None = None  # arguments stand in another notation than JSON's
+    elements: Elements | None = None  # arguments are nested elements
     id_chars: int = 0  # of a call's id, where the template insists; 0: any
     id_form: str = ""  # of a call's id with its function's name and its number, where the template shows no other name
     trigger: str  # what nothing but a call begins with
@@ -49,7 +55,7 @@ class CallFormat:
     @property
     def parameters(self) -> Parameters | None:
         """Return how arguments are written, None for as the JSON of an object."""
-        form = self.tags or self.literals
+        form = self.tags or self.literals or self.elements
         return form.written if form is not None else None
 
     @property

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.json_formats import JSON_FORMATS
-from blink.text.message.other_formats import OTHER_FORMATS
+from blink.text.message.literal_formats import LITERAL_FORMATS
+from blink.text.message.tagged_formats import TAGGED_FORMATS
 
 HARMONY = CallFormat(opens=(), trigger="", uses_harmony=True)
 HARMONY_REASONING = ReasoningFormat("", "", uses_harmony=True)
-CALL_FORMATS = {"openai": HARMONY, **JSON_FORMATS, **OTHER_FORMATS}
+CALL_FORMATS = {"openai": HARMONY, **JSON_FORMATS, **TAGGED_FORMATS, **LITERAL_FORMATS}
 HERMES = CALL_FORMATS["hermes"]
 REASONING_FORMATS = {
     "openai_gptoss": HARMONY_REASONING,
@@ -39,11 +40,17 @@ _Signs = Sequence[tuple[str, tuple[str, ...]]]
 _CALL_SIGNS: _Signs = (
     ("openai", ("<|channel|>commentary",)),
     ("seed_oss", ("<seed:tool_call>",)),
+    ("minimax_m3", ("]<]minimax[>[",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
+    ("dots", ("<dots_function_call>",)),
+    ("k2_horizon", ("<ifm|tool_call>",)),
+    ("kimi_k3", ("<|open|>", "<|sep|>")),
     ("deepseek_v32", ("｜DSML｜function_calls",)),
     ("deepseek_v4", ("｜DSML｜tool_calls",)),
+    ("deepseek_v41", ("｜DSML｜ calls",)),
     ("step3", ("<steptml:invoke",)),
     ("qwen3_coder", ("<function=",)),
+    ("hy_v3", ("<tool_sep>", "<arg_key>")),
     ("glm47", ("</arg_key><arg_value>",)),
     ("glm45", ("<arg_key>",)),
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
@@ -52,6 +59,13 @@ _CALL_SIGNS: _Signs = (
     ("gemma4", ("<|tool_call>",)),
     ("functiongemma", ("<start_function_call>",)),
     ("lfm2", ("<|tool_call_start|>",)),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("gigachat3", ("<|function_call|>",)),
+    ("gigachat3", ("function call<|role_sep|>",)),
+    ("cohere_command3", ("<|START_ACTION|>",)),
+    ("inkling", ("<|content_invoke_tool_json|>",)),
+    ("plamo3", ("<|plamo:begin_tool_request",)),
+    ("minicpm5", ("<function name=",)),
     ("llama3_json", ('"parameters": dictionary of argument name',)),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("olmo3", ("<function_calls>",)),
@@ -65,6 +79,7 @@ _CALL_SIGNS: _Signs = (
     ("phi4_mini_json", ("<|/tool|>",)),
     ("phi4_mini_json", ("<|/tool_call|>",)),
     ("granite", ("<|tool_call|>",)),
+    ("granite-20b-fc", ("<function_call>",)),
     ("pythonic", ("func_name1(params_name1=",)),
     ("llama3_json", ("<|python_tag|>",)),
 )

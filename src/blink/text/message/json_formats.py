@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from blink.text.message.format_kinds import CallFormat
@@ -30,9 +31,21 @@ _DEEPSEEK: Mapping[str, Any] = {
     "prefix": "<｜tool▁calls▁begin｜>",
     "suffix": "<｜tool▁calls▁end｜>",
 }
+_INKLING_ENDS = ("<|end_message|>", "<|content_model_end_sampling|>")
+_PLAMO = "<|plamo:%s:plamo|>"
+_PLAMO_NAME = _PLAMO % "begin_tool_name"
+_PLAMO_ARGUMENTS = f"{_PLAMO % 'end_tool_name'}{_PLAMO % 'begin_tool_arguments'}<|plamo:constrain|>json<|plamo:msg|>"
 HERMES = _tagged("<tool_call>", "</tool_call>")
+JAMBA = CallFormat(
+    opens=("<tool_calls>",),
+    closes=("</tool_calls>",),
+    trigger="<tool_calls>",
+    prefix="<tool_calls>[",
+    suffix="]</tool_calls>",
+)
 JSON_FORMATS = {
     "hermes": HERMES,
+    "granite4": replace(HERMES, keeps_space=True),
     "longcat": _tagged("<longcat_tool_call>", "</longcat_tool_call>"),
     "llama3_json": CallFormat(
         opens=("<|python_tag|>", "<|python_start|>"),
@@ -76,6 +89,7 @@ JSON_FORMATS = {
         **_DEEPSEEK,
     ),
     "kimi_k2": CallFormat(
+        keeps_space=True,
         opens=("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>"),
         between=("<|tool_call_end|>",),
         closes=("<|tool_calls_section_end|>", "<|tool_call_section_end|>"),
@@ -100,13 +114,8 @@ JSON_FORMATS = {
         end="}\n<|action_end|>",
         separator="\n",
     ),
-    "jamba": CallFormat(
-        opens=("<tool_calls>",),
-        closes=("</tool_calls>",),
-        trigger="<tool_calls>",
-        prefix="<tool_calls>[",
-        suffix="]</tool_calls>",
-    ),
+    "jamba": JAMBA,
+    "hunyuan_a13b": replace(JAMBA, keeps_space=True),
     "minimax": CallFormat(
         opens=("<tool_calls>",),
         closes=("</tool_calls>",),
@@ -115,9 +124,67 @@ JSON_FORMATS = {
         separator="\n",
         suffix="\n</tool_calls>",
     ),
+    "apertus": CallFormat(
+        opens=("<|tools_prefix|>",),
+        between=("}",),
+        closes=("<|tools_suffix|>",),
+        heads=('{~"%s"~:~&{',),
+        has_named_objects=True,
+        trigger="<|tools_prefix|>",
+        prefix="<|tools_prefix|>[",
+        begin='{"%s": ',
+        suffix="]<|tools_suffix|>",
+    ),
+    "gigachat3": CallFormat(
+        opens=("<|function_call|>", "function call<|role_sep|>\n"),
+        closes=("</s>",),
+        hidden=("<|message_sep|>\n\n",),
+        trigger="<|function_call|>",
+        begin='<|function_call|>{"name": "%s", "arguments": ',
+        separator="\n",
+    ),
+    "granite-20b-fc": CallFormat(
+        opens=("<function_call>",),
+        trigger="<function_call>",
+        begin='<function_call> {"name": "%s", "arguments": ',
+        separator="\n",
+    ),
+    "cohere_command3": CallFormat(
+        opens=("<|START_ACTION|>",),
+        closes=("<|END_ACTION|>",),
+        hidden=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        trigger="<|START_ACTION|>",
+        prefix="<|START_ACTION|>[",
+        begin='{"tool_call_id": "0", "tool_name": "%s", "parameters": ',
+        suffix="]<|END_ACTION|>",
+    ),
+    "inkling": CallFormat(
+        opens=("<|content_invoke_tool_json|>",),
+        closes=_INKLING_ENDS,
+        hidden=("<|message_model|>", "<|content_text|>", *_INKLING_ENDS),
+        trigger="<|content_invoke_tool_json|>",
+        begin='<|content_invoke_tool_json|>{"name": "%s", "args": ',
+        end="}<|end_message|>",
+        separator="<|message_model|>",
+    ),
+    "plamo3": CallFormat(
+        opens=(_PLAMO % "begin_tool_requests", _PLAMO % "begin_tool_request"),
+        between=(_PLAMO % "end_tool_request", _PLAMO % "end_tool_arguments"),
+        closes=(_PLAMO % "end_tool_requests",),
+        keeps_space=True,
+        heads=(f"{_PLAMO_NAME}%s{_PLAMO_ARGUMENTS}&{{",),
+        trigger=_PLAMO % "begin_tool_requests",
+        prefix=_PLAMO % "begin_tool_requests",
+        begin=f"{_PLAMO % 'begin_tool_request'}{_PLAMO_NAME}%s{_PLAMO_ARGUMENTS}",
+        end=_PLAMO % "end_tool_arguments" + _PLAMO % "end_tool_request",
+        separator="",
+        suffix=_PLAMO % "end_tool_requests",
+    ),
     "xlam": CallFormat(
-        opens=("[TOOL_CALLS]", "<tool_call>"),
-        closes=("</tool_call>",),
+        opens=("[TOOL_CALLS]", "<tool_call>", "```json"),
+        closes=("</tool_call>", "```"),
+        unmarked=('[{"name": "',),
+        checks_names=True,
         bare_starts="{[",
         trigger='[{"name": "',
         prefix="[",

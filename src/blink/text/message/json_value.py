@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from enum import Enum
 
-_OF_STRUCTURE = re.compile(r'["{}\[\]]')
+_OF_STRUCTURE = re.compile(r'["{}\[\]<]')  # where a mark begins, the value is malformed
 _OF_STRING = re.compile(r'["\\]')
 _AFTER_SCALAR = re.compile(r"[\s,:}\]\[{\"]")
 _SCALAR_STARTS = frozenset("-0123456789tfn")
@@ -82,7 +82,7 @@ class JsonValue:
             self._in_string = True
         elif character in _CLOSERS:
             self._closers.append(_CLOSERS[character])
-        elif self._closers.pop() != character:
+        elif character == "<" or self._closers.pop() != character:
             self.status = Status.BROKEN
         elif not self._closers:
             self.status = Status.DONE

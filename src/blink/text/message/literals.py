@@ -15,6 +15,14 @@ _MAX_WORD = 256
 _WORD = re.compile(rf"[\w.+-]{{1,{_MAX_WORD + 1}}}")
 _BARE_TEXT = re.compile(rf"[^,:{{}}\[\]\"<]{{1,{_MAX_WORD + 1}}}")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?", re.ASCII)
+_MAX_SPACE = 64
+_SEPARATORS = ",:)]}"
+# The beginning of a set of which the first item is short, and what may become one.
+_TEXTS = r"'(?:[^'\\]|\\.){0,256}", r'"(?:[^"\\]|\\.){0,256}'
+_SET = re.compile(rf"\{{\s{{0,64}}(?:{_TEXTS[0]}'|{_TEXTS[1]}\"|[\w.+-]{{1,256}})\s{{0,64}}[,}}]", re.DOTALL)
+_SET_BEGUN = re.compile(
+    rf"\{{\s{{0,64}}(?:(?:{_TEXTS[0]}(?:'|\\?)|{_TEXTS[1]}(?:\"|\\?)|[\w.+-]{{1,256}})\s{{0,64}})?", re.DOTALL
+)
 _CONSTANTS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[^xuU])", re.DOTALL)
 _ESCAPE_SIZES = {"x": 4, "u": 6, "U": 10}
@@ -30,9 +38,11 @@ class Notation:
     plain_quotes: tuple[str, ...] = ()  # those within which a backslash is none
     colon: str = ":"  # behind a key of the outermost object
     has_bare_texts: bool = False  # strings may stand without quotes
+    has_sets: bool = False  # braces without colons are arrays
+    has_inner_quotes: bool = False  # a quote that no separator follows is the string's
 
 
-PYTHON = Notation(('"""', "'''", '"', "'"), colon="=")
+PYTHON = Notation(('"""', "'''", '"', "'"), colon="=", has_sets=True, has_inner_quotes=True)
 
 
 @dataclass(slots=True)
@@ -72,7 +82,7 @@ class LiteralObject:
         if first in _SPACE:
             return place + 1
         if self._expected == _VALUE and first in _CLOSERS:
-            return self._open(first, place, found)
+            return self._open(text, place, found)
         if self._frames and first == self._frames[-1].closer and self._expected != _COLON:
             return self._close(place, found)
         if self._expected == _COMMA and first == ",":
@@ -87,8 +97,13 @@ class LiteralObject:
             return place
         return place + 1
 
-    def _open(self, first: str, place: int, found: list[str]) -> int:
+    def _open(self, text: str, place: int, found: list[str]) -> int:
+        first = text[place]
         is_object = first == "{" or not self._frames
+        if is_object and self._frames and self._notation.has_sets:
+            is_object = _SET.match(text, place) is None
+            if is_object and _SET_BEGUN.fullmatch(text, place):
+                return place
         if self._frames:
             self._begin_item(found)
         colon = self._notation.colon if not self._frames else ":"
@@ -165,12 +180,27 @@ class LiteralObject:
             return end
         found.append(quote(text[place:end])[1:-1])
         if text.startswith(self._quote, end):
+            is_last = self._is_last_quote(text, end + len(self._quote))
+            if is_last is None:
+                return end
+            if not is_last:
+                found.append(quote(self._quote)[1:-1])
+                return end + len(self._quote)
             found.append('"')
             end += len(self._quote)
             self._quote = ""
             self._expected = _COLON if self._is_key else _COMMA
             return end
         return self._read_escape(text, end, found)
+
+    def _is_last_quote(self, text: str, behind: int) -> bool | None:
+        """Say whether a quote ends its string, None if what follows will tell."""
+        if not self._notation.has_inner_quotes or len(self._quote) > 1:
+            return True
+        rest = text[behind : behind + _MAX_SPACE].lstrip(_SPACE)
+        if rest:
+            return rest[0] in _SEPARATORS
+        return None if len(text) - behind < _MAX_SPACE else False
 
     def _read_escape(self, text: str, place: int, found: list[str]) -> int:
         escape = _ESCAPE.match(text, place)

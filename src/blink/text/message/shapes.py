@@ -10,7 +10,7 @@ _ELEMENTS = {
     "%s": r"(?P<name>[\w.-]{1,256})",  # of a function
     "%k": r"""(?P<key>[^<>"\n]{1,256})""",  # the name of an argument
     "%v": r"(?P<key>[^\W\d]\w{0,255})",  # the same, as a variable
-    "%w": r"(?P<word>[a-z]{1,16})",
+    "%w": r"(?P<word>[a-z\[\]]{1,64})",
     "%i": r"[\w-]{0,64}",
     "%d": r"\d{1,9}",
     "~": r"\s{0,64}",
