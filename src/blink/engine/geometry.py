@@ -80,16 +80,22 @@ def build_geometry(
     vocab_bytes: int = 0,
     log_entries: int = 0,
     num_snapshots: int = 0,
+    window: int = 0,
+    num_window_blocks: int = 0,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
-    num_snapshots: of recurrent states, for the prefix cache.
+    num_snapshots: of recurrent states, for the prefix cache. window: tokens that queries see in the layers that have
+    num_window_blocks; 0: no layer has a window.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = -(-max_model_len // config.block_size)
     _check(max_model_len, max_blocks, num_blocks)
+    if num_window_blocks:
+        most = count_window_blocks(window, config.max_num_batched_tokens, config.block_size)
+        _check_windows(num_window_blocks, min(most, max_blocks))
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
@@ -112,6 +118,9 @@ def build_geometry(
         "trace_entries": 4096,
         "hash_entries": power_of_two(2 * num_blocks),
         "lru_entries": power_of_two(4 * num_blocks),
+        "window": window,
+        "num_window_blocks": num_window_blocks,
+        "window_lru_entries": power_of_two(4 * num_window_blocks) if num_window_blocks else 0,
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
@@ -121,6 +130,11 @@ def build_geometry(
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
+
+
+def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
+    """Return the window blocks of a row of so many tokens at most, as most_window_blocks() of windows.h does."""
+    return -(-(window - 1 + CONSTANTS["rollback_tokens"] + chunk) // block_size) + 1
 
 
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
@@ -153,6 +167,14 @@ def _times(config: EngineConfig) -> dict[str, int]:
         "overtake_share": round(config.overtake_share * 1000),
         "segment_ns": int((config.segment_ms or 1) * _MILLISECOND),
     }
+
+
+def _check_windows(num_window_blocks: int, needed: int) -> None:
+    if num_window_blocks < needed:
+        raise ConfigError(
+            f"the KV cache of {num_window_blocks} window blocks is too small for one sequence, which takes {needed}: "
+            "enlarge it with --kv-cache-memory-bytes or lower --max-num-batched-tokens"
+        )
 
 
 def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:
