@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x54838C3C0B8A855A
+GOLDEN_DIGEST = 0x81B9EAE0A80C1254
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -29,7 +29,7 @@ def test_no_query_sees_what_lies_behind_its_window(name: str, tmp_path: Path) ->
     assert decoder.spec.cache_layout.window > 0
     kept, freed = run_driver(decoder, has_windows=False), run_driver(decoder, has_windows=True)
     assert [one.tokens for one in freed.sequences] == [one.tokens for one in kept.sequences]
-    assert max(one.num_freed for one in freed.sequences) > 2
+    assert max(one.num_freed for one in freed.sequences) > 1
     found, expected = freed.batch.sampled_logprobs, kept.batch.sampled_logprobs
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

@@ -89,6 +89,8 @@ class CacheShape:
 
     def complete(self, num_blocks: int) -> CacheSize:
         """Return a number of blocks with the window blocks that belong to them."""
+        if not self.layout.window:
+            return CacheSize(num_blocks, 0)
         wanted = -(-num_blocks * self.kept_blocks // self._blocks_of_sequence)
         return CacheSize(num_blocks, max(wanted, self.most_window_blocks))
 

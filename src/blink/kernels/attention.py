@@ -49,7 +49,7 @@ def plan_attention(
         return AttentionPlan(
             num_tokens, lambda query, cache, options: paged.paged_attention(query, cache, planned, options)
         )
-    groups = cpu.CpuAttentionPlan(batch, num_tokens, cache.block_size, dtype)
+    groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype)
     return AttentionPlan(num_tokens, lambda query, cache, options: cpu.paged_attention(query, cache, groups, options))
 
 

@@ -63,6 +63,11 @@ class CpuAttentionPlan:
             yield _plan_group(self._batch, rows, queries, window, self._block_size, self._dtype)
 
 
+def plan_attention(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> CpuAttentionPlan:
+    """Prepare one step's attention, with queries of a type."""
+    return CpuAttentionPlan(batch, num_tokens, block_size, dtype)
+
+
 def _plan_group(
     batch: Batch, rows: slice, queries: list[int], window: int, block_size: int, dtype: torch.dtype
 ) -> RowGroup:
