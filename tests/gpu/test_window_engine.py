@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPU engine frees window blocks: the resident scheduler decides, and captured steps read the tables that it writes."""
+"""The GPU engine frees window blocks: its scheduler decides, and captured steps read the tables that it writes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def test_prompts_at_once_give_their_tokens_though_some_are_preempted(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_equal_those_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greedy_tokens_equal_those_of_transformers(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than the window, whose blocks hold NaN until they are written."""
     reference = save_model(name, tmp_path)
     poison_window_blocks(monkeypatch)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
+from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
@@ -148,7 +149,7 @@ def play_one_by_one(seed: int, requests: int) -> WindowCache:
     step_tokens, window = rng.choice((8, 24, 32)), rng.choice((1, 5, 8, 17, 30))
     sizes = {"num_blocks": rng.choice((9, 14, 30)), "num_window_blocks": rng.choice((8, 10, 16))}
     config = small_config(max_num_seqs=1, max_num_batched_tokens=step_tokens)
-    model = WindowCache(8, *sizes.values(), window, step_tokens)
+    model = WindowCache(8, sizes["num_blocks"], sizes["num_window_blocks"], window, step_tokens)
     sizes |= with_windows(window, sizes["num_window_blocks"])
     with running(config, **sizes) as h:
         pair = h.frontend()
@@ -184,7 +185,7 @@ def play_episodes(seeds: range, step: Step | None = None) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
         sizes = with_windows(1 + seed * 7 % 40, 8 + seed % 11)
-        for _ in play(seed, counts, *([] if step is None else [step]), num_snapshots=0, **sizes):
+        for _ in play(seed, counts, step or lib.blink_step, 0, **sizes):
             pass
     return counts
 

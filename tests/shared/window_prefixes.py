@@ -73,14 +73,14 @@ def check_hits_behind_freed_blocks(path: Path, device: str, monkeypatch: pytest.
 
 
 def check_many_at_once(path: Path, device: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts with shared prefixes run at once in few blocks of both kinds, so that some are preempted; then again."""
-    rng, max_tokens = random.Random(5), 24
+    """Prompts with shared prefixes run at once in so few window blocks that some are preempted; then again."""
+    rng, max_tokens = random.Random(5), 40
     roots = [draw_tokens(rng, 100) for _ in range(3)]
     prompts = [rng.choice(roots)[: rng.randrange(1, 100)] + draw_tokens(rng, rng.randrange(1, 9)) for _ in range(count)]
     cold = run_cold(path, device, prompts, max_tokens)
-    limit_windows(monkeypatch, 24)
+    limit_windows(monkeypatch, 12)
     poison_window_blocks(monkeypatch)
-    sizes: dict[str, Any] = {"max_model_len": 144, "num_gpu_blocks_override": 20}
+    sizes: dict[str, Any] = {"max_model_len": 160, "num_gpu_blocks_override": 20}
     with start(path, device, **sizes) as llm:
         for _ in range(2):
             warm = generate(llm, prompts, max_tokens)
@@ -88,4 +88,4 @@ def check_many_at_once(path: Path, device: str, count: int, monkeypatch: pytest.
         stats = llm.stats()
     assert stats["num_preemptions"] > 0
     assert stats["prefix_hits"] > 0
-    assert stats["num_window_blocks"] == 24
+    assert stats["num_window_blocks"] == 12
