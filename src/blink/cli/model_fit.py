@@ -124,10 +124,15 @@ def _shape_cache(spec: ModelSpec, size: int) -> CacheShape:
     )
 
 
-def _count_tokens(spec: ModelSpec, room: int, size: int) -> int:
-    """Return how many tokens of all sequences the KV cache of some bytes holds."""
+def _count_tokens(spec: ModelSpec, room: int, size: int) -> tuple[int, str]:
+    """Return how many tokens of all sequences the KV cache of some bytes holds, and say how many in a window's layers.
+
+    size: bytes of a number.
+    """
     shape = _shape_cache(spec, size)
-    return shape.divide(room).num_blocks * shape.block_size
+    found = shape.divide(room)
+    shown = f" ({found.num_window_blocks * shape.block_size} in layers with a window)" if spec.cache_layout.window else ""
+    return found.num_blocks * shape.block_size, shown
 
 
 def _describe(spec: ModelSpec) -> str:
@@ -212,9 +217,9 @@ def _examine_room(
         else:
             yield Finding("ok", "states", text)
         room = weights.total + spare_snapshots(room - weights.total - slots * states, states)
-    tokens = _count_tokens(spec, room - weights.total, size)
-    text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
-    text += f"; {_count_tokens(spec, room - weights.total, 1)} tokens with --kv-cache-dtype fp8"
+    tokens, shown = _count_tokens(spec, room - weights.total, size)
+    text = f"{tokens} tokens{shown} fit beside them; one sequence may have {spec.max_model_len}"
+    text += f"; {_count_tokens(spec, room - weights.total, 1)[0]} tokens with --kv-cache-dtype fp8"
     if tokens < spec.max_model_len:
         yield Finding("warn", "KV cache", text, f"--max-model-len {max(tokens // 2, 2)} or less")
     else:

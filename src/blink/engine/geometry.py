@@ -93,9 +93,7 @@ def build_geometry(
     """
     max_blocks = -(-max_model_len // config.block_size)
     _check(max_model_len, max_blocks, num_blocks)
-    if num_window_blocks:
-        most = count_window_blocks(window, config.max_num_batched_tokens, config.block_size)
-        _check_windows(num_window_blocks, min(most, max_blocks))
+    windows = _window_sizes(config, max_blocks, window, num_window_blocks)
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
@@ -118,15 +116,12 @@ def build_geometry(
         "trace_entries": 4096,
         "hash_entries": power_of_two(2 * num_blocks),
         "lru_entries": power_of_two(4 * num_blocks),
-        "window": window,
-        "num_window_blocks": num_window_blocks,
-        "window_lru_entries": power_of_two(4 * num_window_blocks) if num_window_blocks else 0,
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in (values | _times(config)).items():
+    for name, value in (values | windows | _times(config)).items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
@@ -169,12 +164,18 @@ def _times(config: EngineConfig) -> dict[str, int]:
     }
 
 
-def _check_windows(num_window_blocks: int, needed: int) -> None:
+def _window_sizes(config: EngineConfig, max_blocks: int, window: int, num_window_blocks: int) -> dict[str, int]:
+    """Return the fields of layers with a window; none where there are no such layers."""
+    if num_window_blocks == 0:
+        return {}
+    needed = min(count_window_blocks(window, config.max_num_batched_tokens, config.block_size), max_blocks)
     if num_window_blocks < needed:
         raise ConfigError(
             f"the KV cache of {num_window_blocks} window blocks is too small for one sequence, which takes {needed}: "
             "enlarge it with --kv-cache-memory-bytes or lower --max-num-batched-tokens"
         )
+    entries = power_of_two(4 * num_window_blocks)
+    return {"window": window, "num_window_blocks": num_window_blocks, "window_lru_entries": entries}
 
 
 def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:

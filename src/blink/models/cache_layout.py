@@ -2,8 +2,8 @@
 """CacheLayout: what a model's layers keep of the sequences that run, and the memory that it takes. Needs no torch.
 
 Layers that keep the same form a group, with one tensor for all of them. What is kept per token lies in blocks, which
-the scheduler hands out. Layers with a window have window blocks, which it frees behind the window. What is kept per
-sequence lies in slots: that of a sequence has the number of its entry in the scheduler's tables of slots.
+the scheduler hands out. Layers with a window have window blocks, which it frees once no query sees them. What is
+kept per sequence lies in slots: that of a sequence has the number of its entry in the scheduler's tables of slots.
 """
 
 from __future__ import annotations

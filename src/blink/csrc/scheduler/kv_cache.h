@@ -2,10 +2,10 @@
 // Blocks of the KV cache: reference counts, free list, and the LRU queue of those that the prefix cache keeps. Each
 // function takes the pool (block_pool.h) that it works on.
 //
-// A block is in exactly one state: used (ref > 0), cached (ref 0, known to the prefix cache, has a live LRU entry) or
-// free (ref 0, on the free list). The LRU queue is a ring of (block, stamp): a hit leaves its entry there. An entry
-// whose stamp is no longer its block's is dead, so that neither hits nor releases ever search or unlink. All functions
-// run on the whole block of lanes and end with all lanes in step.
+// A block is in exactly one state. It is used (ref > 0), cached (ref 0, known to the prefix cache, has a live LRU
+// entry), or free (ref 0, on the free list). The LRU queue is a ring of (block, stamp): a hit leaves its entry there.
+// An entry whose stamp is no longer its block's is dead, so that neither hits nor releases ever search or unlink. All
+// functions run on the whole block of lanes and end with all lanes in step.
 #pragma once
 
 #include "scheduler/block_pool.h"

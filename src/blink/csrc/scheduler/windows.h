@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Window blocks: keys and values of layers whose queries see only the newest tokens. Those that all later queries have
-// behind their window go back to their pool while the sequence runs. A prefix is found only as far as the window blocks
-// are there that the next query sees.
+// Window blocks: keys and values of layers whose queries see only the newest tokens. Those that no later query sees go
+// back to their pool while the sequence runs. A prefix is found only as far as the window blocks are there that the
+// next query sees.
 //
-// A window block is of one registered block, which has the same tokens, or nobody's. Sequences count as its users by
-// their table of window blocks, whatever block of their own has these tokens. All functions run on the whole block of
-// lanes and end with all lanes in step, unless they say otherwise.
+// A window block is of one registered block, which has the same tokens, or nobody's. A sequence is its user by its
+// table of window blocks, whatever block of its own has these tokens. Functions with an Env run on the whole block of
+// lanes and end with all lanes in step.
 #pragma once
 
 #include "scheduler/kv_cache.h"
