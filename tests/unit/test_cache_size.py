@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from blink.engine.cache_size import CacheShape, CacheSize
+from blink.errors import ConfigError
 from blink.models.cache_layout import CacheLayout, PerToken
 from blink.models.weights.source import read_spec
 
@@ -86,3 +87,11 @@ def test_gemma_4_26b_takes_at_most_so_much_a_sequence(tmp_path: Path) -> None:
     layout = read_spec(tmp_path).limit(32768).cache_layout
     assert layout.block_bytes(1, 2) == MIXED.block_bytes(1, 2)
     assert shape(layout).bytes_of_longest < 1.1e9
+
+
+def test_too_few_window_blocks_for_one_sequence_are_refused() -> None:
+    size = CacheSize(4096, 194)
+    assert shape(MIXED).window_sizes(size) == {"window": 1024, "num_window_blocks": 194, "window_lru_entries": 1024}
+    with pytest.raises(ConfigError, match="193 window blocks is too small for one sequence, which takes 194"):
+        shape(MIXED).window_sizes(CacheSize(4096, 193))
+    assert shape(PLAIN).window_sizes(CacheSize(4096, 0)) == {}

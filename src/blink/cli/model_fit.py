@@ -131,7 +131,9 @@ def _count_tokens(spec: ModelSpec, room: int, size: int) -> tuple[int, str]:
     """
     shape = _shape_cache(spec, size)
     found = shape.divide(room)
-    shown = f" ({found.num_window_blocks * shape.block_size} in layers with a window)" if spec.cache_layout.window else ""
+    shown = (
+        f" ({found.num_window_blocks * shape.block_size} in layers with a window)" if spec.cache_layout.window else ""
+    )
     return found.num_blocks * shape.block_size, shown
 
 

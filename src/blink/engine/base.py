@@ -75,8 +75,7 @@ class Engine(ABC):
             num_blocks=size.num_blocks,
             vocab_bytes=len(vocabulary.text),
             num_snapshots=self._num_snapshots,
-            window=spec.cache_layout.window,
-            num_window_blocks=size.num_window_blocks,
+            windows=self._cache_shape.window_sizes(size),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from blink.engine.geometry import count_window_blocks
+from blink.engine.geometry import count_window_blocks, window_sizes
 from blink.models.cache_layout import CacheLayout
 
 # The sequences for which memory is divided are so many windows long. Shorter ones run out of window blocks first, and
@@ -56,6 +56,14 @@ class CacheShape:
         if not self.layout.window:
             return 0
         return min(count_window_blocks(self.layout.window, chunk, self.block_size), self.max_blocks)
+
+    def window_sizes(self, size: CacheSize) -> dict[str, int]:
+        """Return the fields of a geometry for layers with a window.
+
+        Raises:
+            ConfigError: there are too few window blocks for one sequence.
+        """
+        return window_sizes(self.layout.window, size.num_window_blocks, self.most_window_blocks)
 
     @property
     def bytes_of_longest(self) -> int:

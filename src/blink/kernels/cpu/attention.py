@@ -2,7 +2,7 @@
 """Attention on the CPU: rows of equally many queries attend together.
 
 With quantized GEMMs, rows of one query read the cache natively. Others attend with PyTorch to keys and values that
-are gathered from it: of a layer with a window those that some query sees, for others may be freed by now.
+are gathered from it. Of a layer with a window these are the ones that some query sees: others may be freed by now.
 """
 
 from __future__ import annotations
