@@ -205,7 +205,7 @@ def test_windows_are_right_in_a_hundred_thousand_passes() -> None:
 def test_states_and_windows_of_one_model_are_right() -> None:
     counts: Counter[str] = Counter()
     for seed in range(4):
-        for _ in play(seed, counts, num_snapshots=2, **with_windows(9, 12)):
+        for _ in play(seed, counts, lib.blink_step, 2, **with_windows(9, 12)):
             pass
     assert counts["prefix_hits"] > 0
 
