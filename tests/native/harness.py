@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from blink.config import EngineConfig
-from blink.engine.geometry import build_geometry
+from blink.engine.geometry import build_geometry, power_of_two
 from blink.engine.state import HostState
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
 from blink.link.shm import ShmLink
@@ -82,6 +82,7 @@ class Harness:
         self.tokens = self.state.array("tokens", "i4").reshape(-1, max_model_len)
         self.kv = np.full(num_blocks * config.block_size, -1, np.int64)  # position and token of each cell
         self.histories = np.zeros_like(self.kv)  # digest of all tokens up to each cell's
+        self.window_histories = np.full(int(geometry["num_window_blocks"]) * config.block_size, -1, np.int64)
         # Tokens, and their digest, in the recurrent states of each slot; and in each snapshot.
         self.states = np.full((int(geometry["num_slots"]), 2), -1, np.int64)
         self.snapshots = np.full((int(geometry["num_snapshots"]), 2), -1, np.int64)
@@ -187,6 +188,8 @@ class Harness:
             assert (cells >> 32 == at).all(), "the KV cache holds another position"
             history = np.cumsum((cells & 0xFFFFFFFF) * (at + 1) * 1_000_003)
             new = starts[row + 1] - starts[row]
+            if len(self.window_histories):
+                self._attend_in_window(int(starts[row]), int(slots[row]), history, new)
             self.histories[where[-new:]] = history[-new:]
             assert (self.histories[where] == history).all(), "the KV cache holds another prompt's"
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
@@ -194,6 +197,9 @@ class Harness:
                 self._advance_state(row, slots[row], history, new)
         self._write_logprobs(rows)
         self._write_prompt_logprobs(ids, positions)
+        if len(self.window_histories):  # no later step may read what is free by now
+            free = self.state.array("free_window_blocks", "u4")[: int(self.scheduler["num_free_window_blocks"])]
+            self.window_histories.reshape(-1, self.block_size)[free] = -1
 
     def _load_snapshots(self) -> None:
         """Let the rows of a step begin with the snapshots that they are to begin with."""
@@ -211,11 +217,25 @@ class Harness:
         if target := self.step_array("state_targets", "i4")[row]:
             self.snapshots[target - 1] = self.states[slot]
 
+    def _attend_in_window(self, first: int, slot: int, history: np.ndarray[Any, Any], new: int) -> None:
+        """Write a row's tokens to window blocks, and see that those hold all that its queries see.
+
+        first: the row's first token in the batch; history: digests up to each token of the sequence.
+        """
+        written = self.step_array("window_kv_slots", "i4")[first : first + new]
+        self.window_histories[written] = history[-new:]
+        at = np.arange(max(len(history) - new - int(self.geometry["window"]) + 1, 0), len(history))
+        table = self.state.array("window_tables", "i4").reshape(len(self.tokens), -1)[slot]
+        where = table[at // self.block_size] * self.block_size + at % self.block_size
+        assert (where[-new:] == written).all(), "a token is not written where its table says"
+        assert (self.window_histories[where] == history[at]).all(), "a window block holds another's tokens"
+
     def _check_padding(self, rows: int, tokens: int) -> None:
         """See that what fills the graph's size up is harmless: tokens that write no KV, rows without any."""
         size = self.geometry["graphs"][int(self.batch[0]["graph"])]
         all_tokens, all_rows = int(size["tokens"]), int(size["rows"])
-        assert (self.step_array("kv_slots", "i4")[tokens:all_tokens] == -1).all(), "padding writes KV"
+        for name in ("kv_slots", "window_kv_slots"):
+            assert (self.step_array(name, "i4")[tokens:all_tokens] == -1).all(), "padding writes KV"
         for name in ("input_ids", "positions"):
             assert not self.step_array(name, "i4")[tokens:all_tokens].any(), f"padding has {name}"
         for name in ("context_lens", "row_slots", "state_sources", "state_targets"):
@@ -268,6 +288,12 @@ class Harness:
     def hash_root(self, salt: bytes = b"") -> bytes:
         """Return what these hashes begin with, for sequences whose answer is to be cached too."""
         return hash_root(self.region.header["hash_key"].tobytes(), salt)
+
+
+def with_windows(window: int, num_window_blocks: int) -> dict[str, int]:
+    """Return the sizes of a model some of whose layers see `window` tokens, in so many window blocks."""
+    entries = power_of_two(4 * num_window_blocks)
+    return {"window": window, "num_window_blocks": num_window_blocks, "window_lru_entries": entries}
 
 
 @contextmanager

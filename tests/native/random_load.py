@@ -209,10 +209,12 @@ def pack(*values: Any) -> bytes:
     return b"".join(len(array).to_bytes(4, "little") + array.tobytes() for array in arrays)
 
 
-def play(seed: int, counts: Counter[str], step: Step = lib.blink_step, num_snapshots: int = 0) -> Iterator[bytes]:
+def play(
+    seed: int, counts: Counter[str], step: Step = lib.blink_step, num_snapshots: int = 0, **windows: int
+) -> Iterator[bytes]:
     """Yield the trace of one episode; `counts` grows by what happened in it.
 
-    num_snapshots: of the states that a model with recurrent layers keeps of prefixes.
+    num_snapshots: of the states that a model with recurrent layers keeps of prefixes; windows: see with_windows().
     """
     script = random.Random(seed)
     num_pairs, max_num_seqs = script.randint(1, 3), script.choice((2, 4, 8, 12))
@@ -242,6 +244,7 @@ def play(seed: int, counts: Counter[str], step: Step = lib.blink_step, num_snaps
         "urgent_tpot_target_ns": lambda: script.choice((0, 3 * MILLISECOND)),
     }
     drawn = {name: draw() for name, draw in sizes.items()} | {"num_snapshots": num_snapshots, "snapshot_interval": 3}
+    drawn |= windows
     with running(config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB, step=step, **drawn) as harness:
         episode = Episode(harness, script, segments, num_pairs)
         yield from episode.run()

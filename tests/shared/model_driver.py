@@ -41,12 +41,25 @@ class Sequence:
     num_wanted: int
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    windows: list[int] = field(default_factory=list)  # its window blocks, those behind its window included
+    num_freed: int = 0  # of these, leading ones that are no longer its own
 
 
 class Driver:
-    """Runs sequences to their length, in steps that mix decoding and chunks of prompts."""
+    """Runs sequences to their length, in steps that mix decoding and chunks of prompts.
 
-    def __init__(self, decoder: Decoder, *, block_size: int = 16, num_slots: int = 8, max_len: int = 512) -> None:
+    has_windows: layers with a window have blocks of their own, in which NaN takes the place of what no query sees.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        block_size: int = 16,
+        num_slots: int = 8,
+        max_len: int = 512,
+        has_windows: bool = False,
+    ) -> None:
         max_blocks = -(-max_len // block_size)
         num_blocks = num_slots * max_blocks
         self.decoder = decoder
@@ -59,10 +72,17 @@ class Driver:
             max_blocks=max_blocks,
             max_model_len=max_len,
             device=decoder.device,
+            has_windows=has_windows,
         )
         # What no row owns must not be read: a wrong index shows as NaN, or fails.
         self.batch.block_tables.fill_(num_blocks + 7)
-        self.kv_cache = decoder.allocate_kv_cache(num_blocks, block_size, num_slots)
+        num_windows = num_blocks if has_windows else 0
+        self.kv_cache = decoder.allocate_kv_cache(num_blocks, block_size, num_slots, 0, num_windows)
+        mixers = {index: layer.mixer.attention for index, layer in enumerate(decoder.spec.layers)}
+        shown = [index for index, mixer in mixers.items() if mixer and mixer.window and mixer.kv_source is None]
+        self.window_caches = [self.kv_cache[index] for index in shown if has_windows]
+        self.free_windows = list(range(num_windows))
+        self._poison(self.free_windows)
         for states in self.kv_cache.recurrent.values():  # which start at zero whatever was there
             states.states.fill_(torch.nan)
             states.inputs.fill_(torch.nan)
@@ -86,6 +106,7 @@ class Driver:
         self.runner.forward(self.batch, self.kv_cache, num_tokens, len(rows))
         for row, (sequence, count) in enumerate(rows):
             sequence.num_computed += count
+            self._free_behind_window(sequence)
             if sequence.num_computed == len(sequence.tokens):
                 token = int(self.batch.sampled_tokens[row])
                 self.batch.tokens[sequence.slot, len(sequence.tokens)] = token
@@ -102,6 +123,20 @@ class Driver:
         rows = self._choose_rows(1024)
         return self.runner.compute_logits(self.batch, self.kv_cache, self._compose(rows), len(rows))
 
+    def _free_behind_window(self, sequence: Sequence) -> None:
+        """Give back the window blocks that no later query sees."""
+        window = self.decoder.spec.cache_layout.window
+        end = max(sequence.num_computed - window + 1, 0) // self.block_size if self.window_caches else 0
+        freed = sequence.windows[sequence.num_freed : end]
+        sequence.num_freed += len(freed)
+        self._poison(freed)
+        self.free_windows += freed
+
+    def _poison(self, windows: list[int]) -> None:
+        """Let what window blocks hold be found out if a query sees it."""
+        for cache in self.window_caches:
+            cache.cells[:, windows] = torch.nan
+
     def _choose_rows(self, max_chunk: int) -> list[tuple[Sequence, int]]:
         running = [s for s in self.sequences if len(s.tokens) < s.num_wanted]
         rows = [(s, min(len(s.tokens) - s.num_computed, max_chunk)) for s in running]
@@ -114,11 +149,16 @@ class Driver:
             while len(sequence.blocks) * self.block_size < stop:
                 batch.block_tables[sequence.slot, len(sequence.blocks)] = self.free_blocks[-1]
                 sequence.blocks.append(self.free_blocks.pop())
+                if self.free_windows:
+                    batch.window_tables[sequence.slot, len(sequence.windows)] = self.free_windows[-1]
+                    sequence.windows.append(self.free_windows.pop())
             for position in range(start, stop):
                 batch.input_ids[token] = sequence.tokens[position]
                 batch.positions[token] = position
                 block, offset = divmod(position, self.block_size)
                 batch.kv_slots[token] = sequence.blocks[block] * self.block_size + offset
+                if sequence.windows:
+                    batch.window_kv_slots[token] = sequence.windows[block] * self.block_size + offset
                 token += 1
             batch.query_starts[row + 1] = token
             batch.context_lens[row] = stop

@@ -20,6 +20,7 @@ from blink.cli.finding import Finding
 from blink.cli.plan import PlanConfig
 from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
+from blink.engine.cache_size import CacheShape
 from blink.engine.geometry import count_slots, fit_sequences, spare_snapshots
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
@@ -38,6 +39,8 @@ _GIB: Final = 2**30
 _MIB: Final = 2**20
 _KIB: Final = 2**10
 _NO_OPTIONS: Final = PlanConfig()
+_NO_ENGINE_OPTIONS: Final = EngineConfig()
+_STEP_TOKENS: Final = 2048  # of a GPU engine
 _GRAPH_BYTES: Final = _GIB  # what a GPU engine keeps for its graphs
 _PROBE_BYTES: Final = 128 << 20
 _PROBE_RUNS: Final = 3
@@ -99,12 +102,39 @@ def _quantize(spec: ModelSpec, quantization: str) -> ModelSpec:
 
 def _describe_sequence(spec: ModelSpec, size: int) -> str:
     """Say what the layers keep of one sequence of the longest context; size: bytes of a number."""
-    layout, length = spec.cache_layout, spec.max_model_len
-    token = layout.bytes_per_block(1, size)
-    text = f"one of {length} tokens keeps {length * token / _GIB:.2f} GiB of keys and values"
-    text += f", {token / _KIB:g} KiB a token"
+    layout, shape = spec.cache_layout, _shape_cache(spec, size)
+    text = f"one of {spec.max_model_len} tokens keeps {shape.bytes_of_longest / _GIB:.2f} GiB of keys and values"
+    token, window = layout.block_bytes(1, size)
+    if layout.window:
+        text += f", {token / _KIB:g} KiB a token and {window / _KIB:g} KiB for each of the newest {layout.window}"
+    else:
+        text += f", {token / _KIB:g} KiB a token"
     states = layout.bytes_per_sequence(size)
     return f"{text}, and {states / _MIB:.1f} MiB of states" if states else text
+
+
+def _shape_cache(spec: ModelSpec, size: int) -> CacheShape:
+    """Return what sequences take of the KV cache of a GPU engine with the defaults; size: bytes of a number."""
+    return CacheShape(
+        layout=spec.cache_layout,
+        block_size=_NO_ENGINE_OPTIONS.block_size if spec.cache_layout.window else 1,
+        itemsize=size,
+        max_model_len=spec.max_model_len,
+        step_tokens=_NO_ENGINE_OPTIONS.max_num_batched_tokens or _STEP_TOKENS,
+    )
+
+
+def _count_tokens(spec: ModelSpec, room: int, size: int) -> tuple[int, str]:
+    """Return how many tokens of all sequences the KV cache of some bytes holds, and say how many in a window's layers.
+
+    size: bytes of a number.
+    """
+    shape = _shape_cache(spec, size)
+    found = shape.divide(room)
+    shown = (
+        f" ({found.num_window_blocks * shape.block_size} in layers with a window)" if spec.cache_layout.window else ""
+    )
+    return found.num_blocks * shape.block_size, shown
 
 
 def _describe(spec: ModelSpec) -> str:
@@ -191,10 +221,9 @@ def _examine_room(
         else:
             yield Finding("ok", "states", text)
         room = weights.total + spare_snapshots(room - weights.total - slots * states, states)
-    numbers = spec.cache_layout.bytes_per_block(1, 1)
-    tokens = (room - weights.total) // (numbers * size)
-    text = f"{tokens} tokens fit beside them; one sequence may have {spec.max_model_len}"
-    text += f"; {(room - weights.total) // numbers} tokens with --kv-cache-dtype fp8"
+    tokens, shown = _count_tokens(spec, room - weights.total, size)
+    text = f"{tokens} tokens{shown} fit beside them; one sequence may have {spec.max_model_len}"
+    text += f"; {_count_tokens(spec, room - weights.total, 1)[0]} tokens with --kv-cache-dtype fp8"
     if tokens < spec.max_model_len:
         yield Finding("warn", "KV cache", text, f"--max-model-len {max(tokens // 2, 2)} or less")
     else:

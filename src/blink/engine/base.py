@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig, FrontendConfig
+from blink.engine.cache_size import CacheShape, CacheSize
 from blink.engine.costs import measure_costs
 from blink.engine.geometry import build_geometry, count_slots, count_snapshots, fit_sequences, graph_sizes
 from blink.errors import ConfigError
@@ -66,16 +67,17 @@ class Engine(ABC):
         spec = self._model.spec
         config = self._config = self._fit_to_model(config, spec)
         vocabulary = _read_vocabulary(config, spec.vocab_size)
-        num_blocks = self._size_kv_cache()
-        self._num_snapshots = self._count_snapshots(num_blocks)
-        self._check_memory(num_blocks)
+        size = self._size_kv_cache()
+        self._num_snapshots = self._count_snapshots(size.num_blocks)
+        self._check_memory(size)
         self._geometry = build_geometry(
             config,
-            max_model_len=self._longest_sequence(num_blocks),
+            max_model_len=self._longest_sequence(size.num_blocks),
             vocab_size=spec.vocab_size,
-            num_blocks=num_blocks,
+            num_blocks=size.num_blocks,
             vocab_bytes=len(vocabulary.text),
             num_snapshots=self._num_snapshots,
+            windows=self._cache_shape.window_sizes(size),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -85,7 +87,7 @@ class Engine(ABC):
             self._segmented_batch = map_batch(self._array, num_slots, StepKind.SEGMENTED)
             self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
             self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
-            self._kv_cache = self._allocate_kv_cache(num_blocks)
+            self._kv_cache = self._allocate_kv_cache(size)
             self._residual = torch.zeros(
                 config.max_num_batched_tokens, spec.hidden_size, dtype=self._model.dtype, device=self._model.device
             )
@@ -94,12 +96,17 @@ class Engine(ABC):
             raise
         self._has_lost_region = False
         self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
-        self._log_memory(num_blocks)
+        self._log_memory(size)
 
-    def _log_memory(self, num_blocks: int) -> None:
+    def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
-        logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, dtype)
+        logger.info("KV cache: %d blocks of %d tokens, %s", size.num_blocks, config.block_size, dtype)
+        if size.num_window_blocks:
+            longest = self._cache_shape.bytes_of_longest / 1e9
+            windows = size.num_window_blocks, self._model.spec.cache_layout.window
+            logger.info("%d window blocks, of layers that see %d tokens", *windows)
+            logger.info("one sequence of %d tokens keeps %.2f GB", self._model.spec.max_model_len, longest)
         if self._state_bytes:
             counts = count_slots(config.max_num_seqs), self._num_snapshots
             logger.info("recurrent states: %.2f GB, of %d sequences and %d prefixes", self._state_bytes / 1e9, *counts)
@@ -243,11 +250,11 @@ class Engine(ABC):
             logger.warning("%d sequences run at once: the recurrent layers keep %s of each one", fitting, size)
         return replace(config, max_num_seqs=fitting)
 
-    def _size_kv_cache(self) -> int:
+    def _size_kv_cache(self) -> CacheSize:
         """Return the number of KV blocks: as configured, or what fits into the bytes configured or measured."""
         if self._config.num_gpu_blocks_override:
-            return self._config.num_gpu_blocks_override
-        return (self._config.kv_cache_memory_bytes or self._measure_room()) // self._block_bytes
+            return self._cache_shape.complete(self._config.num_gpu_blocks_override)
+        return self._cache_shape.divide(self._config.kv_cache_memory_bytes or self._measure_room())
 
     def _longest_sequence(self, num_blocks: int) -> int:
         """Return how many tokens a sequence may have: the model's or the configured limit, or as many as fit."""
@@ -257,29 +264,35 @@ class Engine(ABC):
         logger.info("--max-model-len auto: %d of the model's %d tokens fit the KV cache", room, limit)
         return room
 
-    def _check_memory(self, num_blocks: int) -> None:
+    def _check_memory(self, size: CacheSize) -> None:
         """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""
-        size, free = num_blocks * self._block_bytes, read_available_memory()
-        if self._model.device.type == "cpu" and size + self._state_bytes > free:
+        free = read_available_memory()
+        wanted = self._cache_shape.count_bytes(size) + self._state_bytes
+        if self._model.device.type == "cpu" and wanted > free:
             raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 
-    def _allocate_kv_cache(self, num_blocks: int) -> KvCache:
+    def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
+        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
         try:
-            num_slots = count_slots(self._config.max_num_seqs)
-            return self._model.allocate_kv_cache(num_blocks, self._config.block_size, num_slots, self._num_snapshots)
+            return self._model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
         except (RuntimeError, MemoryError) as error:
-            name = self._name_cache(num_blocks * self._block_bytes)
-            raise ConfigError(f"there is no memory for {name}: {_ADVICE}") from error
+            raise ConfigError(f"there is no memory for {self._name_cache(size)}: {_ADVICE}") from error
 
-    def _name_cache(self, size: int) -> str:
+    def _name_cache(self, size: CacheSize) -> str:
         states = f" and the states of {_gib(self._state_bytes)}" if self._state_bytes else ""
-        return f"the KV cache of {_gib(size)}{states}"
+        return f"the KV cache of {_gib(self._cache_shape.count_bytes(size))}{states}"
 
     @property
-    def _block_bytes(self) -> int:
-        """The size of one KV block over all layers."""
-        layout, itemsize = self._model.spec.cache_layout, self._model.kv_dtype.itemsize
-        return layout.bytes_per_block(self._config.block_size, itemsize)
+    def _cache_shape(self) -> CacheShape:
+        """What sequences take of the KV cache."""
+        config, spec = self._config, self._model.spec
+        return CacheShape(
+            layout=spec.cache_layout,
+            block_size=config.block_size,
+            itemsize=self._model.kv_dtype.itemsize,
+            max_model_len=spec.max_model_len,
+            step_tokens=config.max_num_batched_tokens,
+        )
 
     @property
     def _state_bytes(self) -> int:
@@ -295,12 +308,7 @@ class Engine(ABC):
         """Return of how many prefixes the states are kept."""
         if not self._config.enable_prefix_caching:
             return 0
-        return count_snapshots(num_blocks, self._block_bytes, self._slot_bytes)
-
-    @property
-    def _blocks_of_one_sequence(self) -> int:
-        """How many KV blocks the longest sequence takes."""
-        return -(-self._model.spec.max_model_len // self._config.block_size)
+        return count_snapshots(num_blocks, sum(self._cache_shape.block_bytes), self._slot_bytes)
 
 
 def _first_layer(segment: int, num_segments: int, num_layers: int) -> int:

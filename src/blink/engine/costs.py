@@ -93,8 +93,7 @@ def describe_step(
     row = torch.arange(tokens) * rows // tokens
     starts = torch.searchsorted(row, torch.arange(rows + 1))
     positions = torch.arange(tokens) - starts[row] + context
-    num_blocks, max_blocks = int(geometry["num_blocks"]), int(geometry["max_blocks"])
-    tables = torch.arange(rows * max_blocks).view(rows, max_blocks) % num_blocks
+    tables = torch.arange(rows * int(geometry["max_blocks"])).view(rows, -1)
     chance = torch.Generator().manual_seed(0)
     batch.input_ids[:tokens] = _like(
         torch.randint(int(geometry["vocab_size"]), (tokens,), generator=chance), batch.input_ids
@@ -108,7 +107,10 @@ def describe_step(
         target[: len(values)] = _like(values, target)
     batch.query_starts[rows:] = tokens
     batch.kv_slots[:tokens] = -1  # nothing is left in the cache
-    batch.block_tables[:rows] = _like(tables, batch.block_tables)
+    batch.block_tables[:rows] = _like(tables % int(geometry["num_blocks"]), batch.block_tables)
+    if batch.has_windows:
+        batch.window_kv_slots[:tokens] = -1
+        batch.window_tables[:rows] = _like(tables % int(geometry["num_window_blocks"]), batch.window_tables)
     batch.params_f32[:rows, Param.TOP_P] = batch.params_f32[:rows, Param.REPETITION_PENALTY] = 1.0
     batch.params[:rows, Param.NUM_LOGPROBS] = -1
     counts = {Header.NUM_ROWS: rows, Header.NUM_TOKENS: tokens, Header.NUM_DECODE_ROWS: rows if decoding else 0}
@@ -121,6 +123,8 @@ def clear_step(batch: Batch) -> None:
     for part in (batch.header, batch.input_ids, batch.positions, batch.kv_slots, batch.query_starts):
         part.zero_()
     for part in (batch.context_lens, batch.row_slots, batch.block_tables, batch.params, batch.sampled_tokens):
+        part.zero_()
+    for part in (batch.window_kv_slots, batch.window_tables):
         part.zero_()
 
 

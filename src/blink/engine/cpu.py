@@ -12,6 +12,7 @@ from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
+from blink.engine.cache_size import CacheSize
 from blink.engine.state import HostState
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
@@ -46,7 +47,9 @@ class CpuEngine(Engine):
     def _measure_room(self) -> int:
         if self._config.model.max_model_len == FITTING_LENGTH:
             return _DEFAULT_KV_CACHE_BYTES
-        return max(_DEFAULT_KV_CACHE_BYTES, self._blocks_of_one_sequence * self._block_bytes)
+        shape = self._cache_shape
+        longest = shape.count_bytes(CacheSize(shape.max_blocks, shape.most_window_blocks))
+        return max(_DEFAULT_KV_CACHE_BYTES, longest)
 
     def _create_state(self) -> Callable[[str, torch.dtype], Tensor]:
         self._state = HostState(self._region)

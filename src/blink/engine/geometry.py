@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -92,16 +93,16 @@ def build_geometry(
     vocab_bytes: int = 0,
     log_entries: int = 0,
     num_snapshots: int = 0,
+    windows: Mapping[str, int] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
-    num_snapshots: of recurrent states, for the prefix cache.
+    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes().
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
-    max_blocks = -(-max_model_len // config.block_size)
-    _check(max_model_len, max_blocks, num_blocks)
+    max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
@@ -129,10 +130,15 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in (values | _times(config)).items():
+    for name, value in (values | dict(windows or {}) | _times(config)).items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
+
+
+def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
+    """Return the window blocks of a row of so many tokens at most, as most_window_blocks() of windows.h does."""
+    return -(-(window - 1 + CONSTANTS["rollback_tokens"] + chunk) // block_size) + 1
 
 
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
@@ -167,7 +173,28 @@ def _times(config: EngineConfig) -> dict[str, int]:
     }
 
 
-def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:
+def window_sizes(window: int, num_window_blocks: int, needed: int) -> dict[str, int]:
+    """Return the fields of a geometry for layers with a window; none where num_window_blocks is 0.
+
+    window: tokens that a query sees; needed: window blocks that one sequence takes at most.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if num_window_blocks == 0:
+        return {}
+    if num_window_blocks < needed:
+        raise ConfigError(
+            f"the KV cache of {num_window_blocks} window blocks is too small for one sequence, which takes {needed}: "
+            "enlarge it with --kv-cache-memory-bytes or lower --max-num-batched-tokens"
+        )
+    entries = power_of_two(4 * num_window_blocks)
+    return {"window": window, "num_window_blocks": num_window_blocks, "window_lru_entries": entries}
+
+
+def _count_max_blocks(max_model_len: int, block_size: int, num_blocks: int) -> int:
+    """Return the blocks of the longest sequence, once they are known to fit."""
+    max_blocks = -(-max_model_len // block_size)
     if max_model_len < 2:
         raise ConfigError("--max-model-len must be at least 2: a prompt token and a generated one")
     if num_blocks < max_blocks:
@@ -175,3 +202,4 @@ def _check(max_model_len: int, max_blocks: int, num_blocks: int) -> None:
             f"the KV cache of {num_blocks} blocks is too small for one sequence of {max_model_len} tokens "
             f"({max_blocks} blocks): enlarge it with --kv-cache-memory-bytes or lower --max-model-len"
         )
+    return max_blocks

@@ -70,7 +70,7 @@ class GpuEngine(Engine):
         room = whole - self._state_bytes
         if self._config.enable_prefix_caching:
             room = spare_snapshots(room, self._slot_bytes)
-        if room < self._block_bytes:
+        if room < self._cache_shape.least_bytes:
             states = f" and {(whole - room) >> 30} for states; lower --max-num-seqs" if self._state_bytes else ""
             raise ConfigError(
                 f"no GPU memory is left for the KV cache: {used >> 30} of {total >> 30} GiB are in use{states}; raise "
@@ -85,7 +85,7 @@ class GpuEngine(Engine):
             max_tokens=config.max_num_batched_tokens,
             max_rows=config.max_num_seqs,
             num_slots=1,
-            max_blocks=self._blocks_of_one_sequence,
+            max_blocks=self._cache_shape.max_blocks,
             max_model_len=model.spec.max_model_len,
             device=model.device,
         )

@@ -48,12 +48,14 @@ class Batch:
     input_ids: Tensor  # [max_tokens]
     positions: Tensor  # [max_tokens]
     kv_slots: Tensor  # [max_tokens]; block * block_size + offset that takes the token's K and V
+    window_kv_slots: Tensor  # the same in window blocks; [0] where layers with a window have the others' blocks
     query_starts: Tensor  # [max_rows + 1]
     context_lens: Tensor  # [max_rows]; tokens in the row's KV cache after this step
     row_slots: Tensor  # [max_rows]; the row's entry in the tables of slots
     state_sources: Tensor  # [max_rows]; index + 1 of the snapshot that the row's recurrent states begin with; 0: none
     state_targets: Tensor  # [max_rows]; of the snapshot that is made of them at the end
     block_tables: Tensor  # [num_slots, max_blocks]
+    window_tables: Tensor  # the same of window blocks, in which those behind the window are no longer the slot's
     tokens: Tensor  # [num_slots, max_model_len]; prompt, then generated
     params: Tensor  # [num_slots, PARAM_WORDS], see Param
     stop_tokens: Tensor  # [num_slots, MAX_STOP_TOKENS]
@@ -77,6 +79,19 @@ class Batch:
         """View `params` as float32."""
         return self.params.view(torch.float32)
 
+    @property
+    def has_windows(self) -> bool:
+        """Whether layers with a window have blocks of their own."""
+        return self.window_tables.numel() > 0
+
+    def find_tables(self, window: int) -> Tensor:
+        """Return the tables of the blocks of a layer with a window, 0 for none."""
+        return self.window_tables if window and self.has_windows else self.block_tables
+
+    def find_kv_slots(self, window: int) -> Tensor:
+        """Return where such a layer's keys and values go."""
+        return self.window_kv_slots if window and self.has_windows else self.kv_slots
+
     @classmethod
     def allocate(
         cls,
@@ -90,19 +105,25 @@ class Batch:
         num_automata: int = 0,
         vocab_size: int = 0,
         vocab_bytes: int = 0,
+        has_windows: bool = False,
     ) -> Batch:
-        """Allocate an empty batch (all zero, no row); without automata, no row can be constrained."""
+        """Allocate an empty batch (all zero, no row); without automata, no row can be constrained.
+
+        has_windows: layers with a window have blocks of their own.
+        """
         lengths = {
             "header": HEADER_WORDS,
             "input_ids": max_tokens,
             "positions": max_tokens,
             "kv_slots": max_tokens,
+            "window_kv_slots": has_windows * max_tokens,
             "query_starts": max_rows + 1,
             "automata": num_automata,
             "token_starts": vocab_size + 1,
             "token_text": vocab_bytes,
         } | dict.fromkeys(_OF_TOKENS, max_tokens)
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
+        widths["window_tables"] = has_windows * max_blocks
         widths["token_bitmasks"] = LISTS_OF_SLOT * -(-vocab_size // 32)
 
         def zeros(name: str) -> Tensor:
@@ -127,7 +148,7 @@ _WIDTHS = {
     "automaton_places": 2 * PLACE_WORDS,
 }
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
-_OF_SLOTS = {"block_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
+_OF_SLOTS = {"block_tables", "window_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
 _OF_SLOTS |= {"automaton_places", "token_bitmasks"}
 _OF_STEP = {*own_fields(STEP_BUFFERS)}
 _FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
@@ -147,7 +168,7 @@ def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, kind:
     def view(name: str) -> Tensor:
         flat = array(kind.array(name) if name in _OF_STEP else name, _dtype(name))
         if name in _OF_SLOTS:
-            return flat.view(num_slots, -1)
+            return flat.view(num_slots, flat.numel() // num_slots)
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat
 
     return Batch(**{field.name: view(field.name) for field in fields(Batch)})

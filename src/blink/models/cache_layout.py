@@ -2,8 +2,8 @@
 """CacheLayout: what a model's layers keep of the sequences that run, and the memory that it takes. Needs no torch.
 
 Layers that keep the same form a group, with one tensor for all of them. What is kept per token lies in blocks, which
-the scheduler hands out. What is kept per sequence lies in slots: that of a sequence has the number of its entry in the
-scheduler's tables of slots.
+the scheduler hands out. Layers with a window have window blocks, which it frees once no query sees them. What is
+kept per sequence lies in slots: that of a sequence has the number of its entry in the scheduler's tables of slots.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class PerToken:
 
     kv_heads: int
     head_dim: int
+    window: int = 0  # tokens that a query sees, its own included; 0: all. Older ones need not be kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +70,21 @@ class CacheLayout:
         groups = tuple(CacheGroup(layers, state) for state, layers in _group(states))
         return cls(groups, tuple(RecurrentGroup(layers, state) for state, layers in _group(recurrent)))
 
+    @property
+    def window(self) -> int:
+        """The tokens that a query sees at most in the layers with a window; 0: no layer has one."""
+        return max((group.state.window for group in self.groups), default=0)
+
     def bytes_per_block(self, block_size: int, itemsize: int) -> int:
         """Return the bytes of a block of tokens over all layers; itemsize: bytes of a number."""
-        return sum(math.prod(group.shape(1, block_size)) for group in self.groups) * itemsize
+        return sum(self.block_bytes(block_size, itemsize))
+
+    def block_bytes(self, block_size: int, itemsize: int) -> tuple[int, int]:
+        """Return the bytes of a block in the layers without a window, and of a window block in the others."""
+        sizes = [0, 0]
+        for group in self.groups:
+            sizes[group.state.window > 0] += math.prod(group.shape(1, block_size)) * itemsize
+        return sizes[0], sizes[1]
 
     def bytes_per_sequence(self, itemsize: int) -> int:
         """Return the bytes of a slot over all layers, whatever the sequence's length; itemsize: of activations."""

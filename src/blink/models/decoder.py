@@ -59,18 +59,20 @@ class Decoder:
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
     def allocate_kv_cache(
-        self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0
+        self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0, num_window_blocks: int = 0
     ) -> KvCache:
         """Allocate what the layers keep, all zeros: one tensor for each group of layers, two for recurrent ones.
 
-        num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes.
+        num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes. num_window_blocks:
+        of layers with a window; 0: these have num_blocks, and share the tables of the others.
         """
         # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN. Written, for
         # a host's memory would else be taken page by page while serving, and might then not be there.
         layout = self.spec.cache_layout
         layers: dict[int, LayerCache] = {}
         for group in layout.groups:
-            memory = self._allocate(*group.shape(num_blocks, block_size), dtype=self.kv_dtype)
+            count = (group.state.window and num_window_blocks) or num_blocks
+            memory = self._allocate(*group.shape(count, block_size), dtype=self.kv_dtype)
             layers.update(zip(group.layers, map(LayerCache, memory), strict=True))
         recurrent: dict[int, StateCache] = {}
         groups: list[StateCache] = []

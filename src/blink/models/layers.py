@@ -104,7 +104,9 @@ class Attention(Part):
     @property
     def state(self) -> PerToken | None:
         """What the layer keeps of each token; None: another layer keeps it."""
-        return None if self.kv_source is not None else PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim)
+        if self.kv_source is not None:
+            return None
+        return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window)
 
     @property
     def recurrent_state(self) -> None:

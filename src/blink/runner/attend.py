@@ -49,11 +49,11 @@ def make_attention(step: Step, layers: range, code: DeviceCode) -> Attend:
 def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
     """Return what attends in each layer that rotates and stores by a kernel of its own."""
     model, batch, tokens = step.model, step.batch, step.bucket.tokens
-    positions, kv_slots = batch.positions[:tokens], batch.kv_slots[:tokens]
+    positions = batch.positions[:tokens]
     rotations = [table.index_select(0, positions) for table in model.rotary_tables]
     growths = {one.query_growth for one in model.attentions}
     factors = {growth: _grow(positions, growth, model.dtype) for growth in growths if growth is not None}
-    nowhere = torch.full_like(kv_slots, -1)
+    nowhere = torch.full_like(positions, -1)
     plans = _plan_shapes(step)
 
     def attend(qkv: Tensor, index: int) -> Tensor:
@@ -68,7 +68,7 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
             qkv = functional.pad(qkv, (0, 2 * mixer.kv_size))
         elif mixer.value_norm:
             normalize_heads(qkv[:, -mixer.kv_size :], mixer.head_dim, model.spec.rms_norm_eps)
-        slots = kv_slots if mixer.kv_source is None else nowhere
+        slots = batch.find_kv_slots(mixer.window)[:tokens] if mixer.kv_source is None else nowhere
         query = rotate_and_store(qkv, rotation, slots, cache, layer.head_norm, layer.attention.kv_scales)
         if mixer.query_growth is not None:
             query = query.mul_(factors[mixer.query_growth])

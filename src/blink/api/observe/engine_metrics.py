@@ -56,6 +56,9 @@ _BLINK_SECONDS = {
 _BLINK_GAUGES = {
     "num_automata_used": "Automata that sequences use now.",
     "num_blocks_cached": "Blocks that only the prefix cache holds.",
+    "num_window_blocks": "Blocks of layers that see a window of the newest tokens; 0: there are no such layers.",
+    "num_window_blocks_used": "Window blocks that sequences use now.",
+    "num_window_blocks_cached": "Window blocks that only the prefix cache holds.",
     "worker_sequences": "Sequences of the worker that answers this scrape.",
     "prompt_arena_used_bytes": "Prompt memory in use by the worker that answers this scrape.",
 }
@@ -211,5 +214,10 @@ def _is_up(stats: Stats) -> tuple[float]:
 
 
 def _cache_usage(stats: Stats) -> tuple[float]:
-    blocks = stats.get("num_blocks", 0)
-    return (stats.get("num_blocks_used", 0) / blocks if blocks else 0.0,)
+    return (cache_usage(stats),)
+
+
+def cache_usage(stats: Stats) -> float:
+    """Return the used share of the KV cache's blocks: of blocks or of window blocks, whichever is larger."""
+    pools = ((stats.get(f"{pool}_used", 0), stats.get(pool, 0)) for pool in ("num_blocks", "num_window_blocks"))
+    return max(used / max(1, blocks) for used, blocks in pools)

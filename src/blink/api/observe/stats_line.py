@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
+from blink.api.observe.engine_metrics import cache_usage
 from blink.api.observe.metric_store import MetricStore
 
 _INTERVAL = 10.0  # seconds
@@ -51,6 +52,6 @@ def _measure(before: Mapping[str, int], now: Mapping[str, int], seconds: float) 
         "generation_throughput": grown["generation_tokens"] / seconds,
         "running": now["num_running"],
         "waiting": now["num_waiting"],
-        "kv_cache_usage": now["num_blocks_used"] / max(1, now["num_blocks"]),
+        "kv_cache_usage": cache_usage(now),
         "prefix_cache_hit_rate": grown["prefix_hits"] / max(1, grown["prefix_queries"]),
     }

@@ -30,6 +30,7 @@ __device__ void keep_sequences(const State& s, uint32_t first) {
     keep(s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens);
     keep(s.tokens + uint64_t(q.slot) * g.max_model_len + q.num_computed);
     keep(block_table(s, q.slot) + q.num_computed / g.block_size);
+    if (has_windows(s)) keep(window_table(s, q.slot) + q.num_computed / g.block_size);
   }
 }
 

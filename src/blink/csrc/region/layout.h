@@ -24,6 +24,8 @@ constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kBlockHashBytes = 16;
 constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, whatever the engine's is
 constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
+// The newest tokens of a sequence that may be taken back: what they see is not freed.
+constexpr uint32_t kRollbackTokens = 16;
 constexpr uint32_t kCacheLine = 64;
 constexpr uint32_t kPage = 4096;
 
@@ -49,8 +51,11 @@ struct Geometry {
   FIELD(uint32_t, num_blocks);
   FIELD(uint32_t, max_blocks);  // of one sequence
   FIELD(uint32_t, max_num_batched_tokens);
-  FIELD(uint32_t, num_snapshots);      // of recurrent states, for the prefix cache; 0: the model has none
-  FIELD(uint32_t, snapshot_interval);  // blocks of an answer between two of them
+  FIELD(uint32_t, window);              // tokens that a query sees in layers whose blocks are freed behind it
+  FIELD(uint32_t, num_window_blocks);   // of these layers; 0: all layers keep all tokens
+  FIELD(uint32_t, window_lru_entries);  // power of two, at least four times num_window_blocks
+  FIELD(uint32_t, num_snapshots);       // of recurrent states, for the prefix cache; 0: the model has none
+  FIELD(uint32_t, snapshot_interval);   // blocks of an answer between two of them
   FIELD(uint32_t, vocab_size);
   FIELD(uint32_t, prefix_caching);
   FIELD(uint32_t, priority_policy);
@@ -125,6 +130,9 @@ struct Statistics {
   FIELD(uint64_t, num_blocks);
   FIELD(uint64_t, num_blocks_used);
   FIELD(uint64_t, num_blocks_cached);
+  FIELD(uint64_t, num_window_blocks);  // of layers with a window, likewise
+  FIELD(uint64_t, num_window_blocks_used);
+  FIELD(uint64_t, num_window_blocks_cached);
   FIELD(uint64_t, automata_loaded);
   FIELD(uint64_t, num_automata_used);
 };

@@ -131,6 +131,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kBlockHashBytes);
   CONSTANT(kNoTpotTarget);
   CONSTANT(kMaxTpotTargetUs);
+  CONSTANT(kRollbackTokens);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
   CONSTANT(kInvalidLogits);

@@ -56,7 +56,7 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
 template <class Env>
 BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks, uint64_t now) {
   Sequence& q = s.sequences[index];
-  if (!keep_blocks) release_blocks(env, s, q.slot, q.num_blocks);
+  if (!keep_blocks) release_all_blocks(env, s, q);
   env.sync();
   if (env.lane() == 0) {
     q.row = Row{};
@@ -72,7 +72,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
       else
         s.statistics.num_preemptions++;
     }
-    if (!keep_blocks) q.num_blocks = q.num_computed = q.num_registered = 0;
+    if (!keep_blocks) q.num_blocks = q.num_freed = q.num_computed = q.num_registered = 0;
     if (!keep_blocks) drop_snapshot(s, q);
   }
   env.sync();
@@ -128,7 +128,7 @@ BLINK_FN StepTotals choose_decoders(Env& env, State& s, uint64_t now) {
   env.sync();
   charge_decoders(env, s);
   StepTotals t = step_totals(env, s);
-  while (t.blocks > available_blocks(s)) {
+  while (t.blocks > available_growth(s)) {
     if (!make_room(env, s, kFirstRank, Victims::kRunning, now)) break;
     t = step_totals(env, s);
   }
@@ -145,10 +145,10 @@ BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t 
   uint32_t chunk = least(q.num_tokens - start, takes_part(q) ? left : least(left, s.prompt_share));
   chunk = least(least(chunk, max_logprob_tokens(s, q)), tokens_to_border(s, q, start));
   uint32_t extra = missing_blocks(s, q, start + chunk);
-  while (t.blocks + extra > available_blocks(s) && make_room(env, s, rank, victims, now)) t = step_totals(env, s);
-  extra = least(extra, available_blocks(s) - least(t.blocks, available_blocks(s)));
+  while (t.blocks + extra > available_growth(s) && make_room(env, s, rank, victims, now)) t = step_totals(env, s);
+  extra = least(extra, available_growth(s) - least(t.blocks, available_growth(s)));
   chunk = least(chunk, (q.num_blocks + extra) * s.geometry.block_size - start);
-  if (extra > 0) allocate_blocks(env, s, q.slot, q.num_blocks, extra);
+  if (extra > 0) grow(env, s, q, extra);
   env.sync();
   if (env.lane() == 0) {
     q.num_blocks += extra;
@@ -170,8 +170,8 @@ BLINK_FN uint32_t cacheable_blocks(const State& s, const Sequence& q) {
 template <class Env>
 BLINK_RARE_FN PrefixHit find_usable_prefix(Env& env, State& s, Sequence& q) {
   const PrefixHit hit = find_prefix(env, s, q.slot, cacheable_blocks(s, q));
-  if (!has_snapshots(s) || hit.blocks == 0) return hit;
-  const PrefixHit usable = cut_to_snapshot(env, s, q.slot, hit);
+  if (!(has_snapshots(s) || has_windows(s)) || hit.blocks == 0) return hit;
+  const PrefixHit usable = cut_to_usable(env, s, q.slot, hit);
   if (env.lane() == 0) q.split = usable.blocks < hit.blocks ? hit.blocks * s.geometry.block_size : 0;
   env.sync();
   return usable;
@@ -183,6 +183,7 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
   const uint32_t found = hit.blocks * s.geometry.block_size;
   if (q.num_blocks == 0) {
     q.num_blocks = q.num_registered = hit.blocks;
+    q.num_freed = hit.blocks - hit.window_blocks;
     q.num_computed = found;
     const uint32_t last = hit.blocks > 0 ? uint32_t(block_table(s, q.slot)[hit.blocks - 1]) : kNone;
     q.chain = hit.blocks > 0 ? registration_of(s, last) : kChainStart;
@@ -202,6 +203,16 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
   s.step_admitted++;
 }
 
+// Whether the blocks of all of a sequence's tokens can be had besides `taken` ones, and as many window blocks as it has
+// at a time.
+BLINK_RARE_FN bool has_blocks_for(const State& s, const Sequence& q, PrefixHit hit, uint32_t taken) {
+  const uint32_t wanted = missing_blocks(s, q, q.num_tokens) - hit.blocks;
+  if (taken + wanted + hit.evictable > available_blocks(s)) return false;
+  if (!has_windows(s)) return true;
+  const uint32_t windows = missing_windows(s, q, wanted, hit.window_blocks);
+  return taken + windows + hit.evictable_windows <= available_window_blocks(s);
+}
+
 // Let the first waiting sequence run, if a place and blocks for all of its tokens can be had.
 template <class Env>
 BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t now) {
@@ -215,11 +226,10 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
   }
   if (!take_slot(env, s, rank.sequence, now)) return false;
   if (q.status == SequenceStatus::kFree) return true;  // its data was bad
-  PrefixHit hit{0, 0};
+  PrefixHit hit;
   for (;;) {
     hit = find_usable_prefix(env, s, q);
-    const uint32_t wanted = missing_blocks(s, q, q.num_tokens) - hit.blocks;
-    if (t.blocks + wanted + hit.evictable <= available_blocks(s)) break;
+    if (has_blocks_for(s, q, hit, t.blocks)) break;
     if (!make_room(env, s, rank, Victims::kYielding, now)) return false;
     t = step_totals(env, s);
   }

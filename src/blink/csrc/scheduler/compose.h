@@ -41,12 +41,23 @@ BLINK_FN void write_token(const State& s, const StepBuffers& a, uint32_t at, con
   a.input_ids[at] = s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + position];
   a.positions[at] = int32_t(position);
   a.kv_slots[at] = block_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
+  if (has_windows(s))
+    a.window_kv_slots[at] = window_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
+}
+
+// Let a sequence grow by one of the free blocks, the last but `rank`, which stays in the list.
+template <class Pool>
+BLINK_FN void take_free(State& s, const Sequence& q, uint32_t rank) {
+  const uint32_t block = Pool::free(s)[Pool::counts(s).num_free - 1 - rank];
+  Pool::table(s, q.slot)[q.num_blocks] = int32_t(block);
+  Pool::refs(s)[block] = 1;
 }
 
 // Write the decode rows, each with the block that it may need. Returns their number.
 template <class Env>
 BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepBuffers& a, uint32_t needed_blocks) {
-  if (s.num_free_blocks < needed_blocks) evict(env, s, needed_blocks - s.num_free_blocks);
+  keep_free(env, s, needed_blocks);
+  const uint32_t num_free = has_windows(s) ? least(s.num_free_blocks, s.num_free_window_blocks) : s.num_free_blocks;
   uint32_t rows = 0, taken = 0;
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
@@ -57,10 +68,10 @@ BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepBuffers& 
     uint32_t num_active = 0, num_grown = 0;
     const uint32_t row = rows + env.scan(active, num_active);
     const uint32_t block_rank = taken + env.scan(grows, num_grown);
-    if (grows && block_rank < s.num_free_blocks) {
-      const uint32_t block = s.free_blocks[s.num_free_blocks - 1 - block_rank];
-      block_table(s, q.slot)[q.num_blocks++] = int32_t(block);
-      s.ref_counts[block] = 1;
+    if (grows && block_rank < num_free) {
+      take_free<FullPool>(s, q, block_rank);
+      if (has_windows(s)) take_free<WindowPool>(s, q, block_rank);
+      q.num_blocks++;
     } else if (grows) {
       fail(s, ErrorCode::kFreeListCorrupt, BLINK_HERE, block_rank);
     }
@@ -72,7 +83,10 @@ BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepBuffers& 
     taken += num_grown;
   }
   env.sync();
-  if (env.lane() == 0) s.num_free_blocks -= least(taken, s.num_free_blocks);
+  if (env.lane() == 0) {
+    s.num_free_blocks -= least(taken, num_free);
+    if (has_windows(s)) s.num_free_window_blocks -= least(taken, num_free);
+  }
   env.sync();
   return rows;
 }
@@ -101,6 +115,7 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
     a.input_ids[i] = 0;
     a.positions[i] = 0;
     a.kv_slots[i] = -1;
+    if (has_windows(s)) a.window_kv_slots[i] = -1;
   }
   for (uint32_t row = b.num_rows + env.lane(); row < rows; row += env.lanes()) {
     a.row_slots[row] = a.state_sources[row] = a.state_targets[row] = 0;

@@ -16,7 +16,7 @@ namespace blink {
 template <class Env>
 BLINK_RARE_FN void free_sequence(Env& env, State& s, uint32_t index) {
   Sequence& q = s.sequences[index];
-  if (q.num_blocks > 0) release_blocks(env, s, q.slot, q.num_blocks);
+  if (q.num_blocks > 0) release_all_blocks(env, s, q);
   if (q.slot != kNone) release_automaton(env, s, q);
   env.sync();
   if (env.lane() == 0) {

@@ -10,6 +10,12 @@
 
 namespace blink {
 
+// The window block of a row's next token: the one that it has, or a free one, where it starts a block.
+BLINK_FN uint32_t next_window_block(const State& s, const NextRow& next, uint32_t rank) {
+  if (next.block == kNone) return uint32_t(s.window_tables[next.table_place]);
+  return rank < s.num_free_window_blocks ? s.free_window_blocks[s.num_free_window_blocks - 1 - rank] : kNone;
+}
+
 // Note what each row of the step in flight needs to go on, and whether all could.
 template <class Env>
 BLINK_FN void prepare_fast_path(Env& env, State& s) {
@@ -38,6 +44,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
     next.block = grows && rank < s.num_free_blocks ? s.free_blocks[s.num_free_blocks - 1 - rank] : kNone;
+    if (has_windows(s)) next.window_block = next_window_block(s, next, rank);
     const int32_t block = grows ? int32_t(next.block) : s.block_tables[next.table_place];
     next.kv_slot = block * int32_t(g.block_size) + int32_t(position % g.block_size);
     next.stops_at = q.slot * kMaxStopTokens;
@@ -80,6 +87,11 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
   s.whole.positions[row] = next.position;
   s.whole.kv_slots[row] = next.kv_slot;
   s.whole.context_lens[row] = next.position + 1;
+  if (has_windows(s)) {
+    const uint32_t size = s.geometry.block_size;
+    s.window_tables[next.table_place] = int32_t(next.window_block);
+    s.whole.window_kv_slots[row] = int32_t(next.window_block * size + uint32_t(next.position) % size);
+  }
   s.whole.state_sources[row] = s.whole.state_targets[row] = 0;
 }
 
@@ -88,6 +100,7 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
 template <class Env>
 BLINK_FN bool take_fast_path(Env& env, State& s) {
   if (!s.fast_path_ready || s.num_waiting + s.num_cancels > 0 || s.next_blocks > s.num_free_blocks) return false;
+  if (has_windows(s) && s.next_blocks > s.num_free_window_blocks) return false;
   const uint32_t rows = s.num_running;
   bool is_blocked = false;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) is_blocked |= !decode_continues(s, row);
@@ -123,6 +136,7 @@ BLINK_FN void retire_fast_path(Env& env, State& s, uint64_t now) {
     Sequence& q = s.sequences[s.whole.rows[row].sequence];
     if (next.block != kNone) {
       s.ref_counts[next.block] = 1;
+      if (has_windows(s)) s.window_refs[next.window_block] = 1;
       q.num_blocks++;
     }
     q.num_computed++;
@@ -135,6 +149,7 @@ BLINK_FN void retire_fast_path(Env& env, State& s, uint64_t now) {
   env.sync();
   if (env.lane() == 0) {
     s.num_free_blocks -= s.next_blocks;
+    if (has_windows(s)) s.num_free_window_blocks -= s.next_blocks;
     s.num_fast_steps++;
     s.statistics.generation_tokens += rows;
   }

@@ -4,9 +4,8 @@
 #pragma once
 
 #include "scheduler/block_hash.h"
-#include "scheduler/kv_cache.h"
-#include "scheduler/list.h"
 #include "scheduler/snapshots.h"
+#include "scheduler/windows.h"
 
 namespace blink {
 
@@ -15,8 +14,10 @@ BLINK_FN Hash* slot_hashes(const State& s, uint32_t slot) {
 }
 
 struct PrefixHit {
-  uint32_t blocks;     // leading blocks found, written to the slot's block table
-  uint32_t evictable;  // how many of them nobody uses now
+  uint32_t blocks = 0;             // leading blocks found, written to the slot's block table
+  uint32_t evictable = 0;          // how many of them nobody uses now
+  uint32_t window_blocks = 0;      // the last of them, whose window blocks the next query sees
+  uint32_t evictable_windows = 0;  // how many of these nobody uses now
 };
 
 BLINK_FN int32_t* block_tokens(const State& s, uint32_t block) {
@@ -38,7 +39,7 @@ BLINK_FN bool continues(const State& s, uint32_t block, Registration parent, uin
 // table. Each block is compared with the one found before it, all at once: the chain holds as far as every link does.
 template <class Env>
 BLINK_RARE_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t num_hashes) {
-  PrefixHit hit{0, 0};
+  PrefixHit hit;
   int32_t* table = block_table(s, slot);
   for (uint32_t tile = 0; tile < num_hashes; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
@@ -58,19 +59,33 @@ BLINK_RARE_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t 
   return hit;
 }
 
-// Return a prefix as far as its recurrent states are known, too.
+// Whether a sequence can begin behind so many registered blocks: states of recurrent layers are kept of that place, and
+// window blocks of all that its queries see.
+BLINK_FN bool is_usable(const State& s, const int32_t* table, uint32_t blocks) {
+  if (has_snapshots(s) && s.block_snapshots[table[blocks - 1]] == 0) return false;
+  return !has_windows(s) || has_window_behind(s, blocks);
+}
+
+// Return a prefix as far as all that layers keep of it is there.
 template <class Env>
-BLINK_RARE_FN PrefixHit cut_to_snapshot(Env& env, State& s, uint32_t slot, PrefixHit hit) {
+BLINK_RARE_FN PrefixHit cut_to_usable(Env& env, State& s, uint32_t slot, PrefixHit hit) {
   int32_t* table = block_table(s, slot);
-  uint32_t known = 0, evictable = 0;
+  if (has_windows(s)) count_lost_windows(env, s, table, hit.blocks);
+  PrefixHit usable;
   for (uint32_t i = env.lane(); i < hit.blocks; i += env.lanes())
-    if (s.block_snapshots[table[i]] > 0) known = i + 1;
-  known = env.most(known);
-  for (uint32_t i = env.lane(); i < known; i += env.lanes()) evictable += s.ref_counts[table[i]] == 0;
-  for (uint32_t i = known + env.lane(); i < hit.blocks; i += env.lanes()) table[i] = 0;
-  evictable = env.sum(evictable);
+    if (is_usable(s, table, i + 1)) usable.blocks = i + 1;
+  usable.blocks = env.most(usable.blocks);
+  if (has_windows(s)) usable.window_blocks = usable.blocks - blocks_behind(s, usable.blocks * s.geometry.block_size);
+  for (uint32_t i = env.lane(); i < usable.blocks; i += env.lanes()) {
+    usable.evictable += s.ref_counts[table[i]] == 0;
+    if (i + usable.window_blocks >= usable.blocks)
+      usable.evictable_windows += s.window_refs[s.block_windows[table[i]] - 1] == 0;
+  }
+  for (uint32_t i = usable.blocks + env.lane(); i < hit.blocks; i += env.lanes()) table[i] = 0;
+  usable.evictable = env.sum(usable.evictable);
+  if (has_windows(s)) usable.evictable_windows = env.sum(usable.evictable_windows);
   env.sync();
-  return {known, evictable};
+  return usable;
 }
 
 // Take a reference on the blocks that find_prefix() found.
@@ -82,6 +97,7 @@ BLINK_FN void acquire_prefix(Env& env, State& s, uint32_t slot, PrefixHit hit) {
   revived = env.sum(revived);
   if (env.lane() == 0) s.num_evictable -= revived;
   env.sync();
+  if (has_windows(s)) acquire_windows(env, s, slot, hit.blocks, hit.window_blocks);
 }
 
 // Make a block unknown to the cache. Runs on: one lane.
@@ -175,7 +191,10 @@ BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepBuffers& a) {
     }
     env.sync();
     if (env.lane() == 0) {
-      for (uint32_t i = first; i < end; i++) register_block(s, q, i);
+      for (uint32_t i = first; i < end; i++) {
+        register_block(s, q, i);
+        if (has_windows(s)) attach_window(s, q.chain.block, uint32_t(window_table(s, q.slot)[i]));
+      }
       q.num_registered = end;
     }
     env.sync();

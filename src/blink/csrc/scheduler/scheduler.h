@@ -16,10 +16,13 @@ template <class Env>
 BLINK_RARE_FN void boot(Env& env, State& s) {
   const Geometry& g = s.geometry;
   for (uint32_t i = env.lane(); i < g.num_blocks; i += env.lanes()) s.free_blocks[i] = g.num_blocks - 1 - i;
+  for (uint32_t i = env.lane(); i < g.num_window_blocks; i += env.lanes())
+    s.free_window_blocks[i] = g.num_window_blocks - 1 - i;
   for (uint32_t i = env.lane(); i < g.num_slots; i += env.lanes()) s.free_slots[i] = g.num_slots - 1 - i;
   env.sync();
   if (env.lane() == 0) {
     s.num_free_blocks = g.num_blocks;
+    s.num_free_window_blocks = g.num_window_blocks;
     s.num_free_slots = g.num_slots;
     const auto* key = reinterpret_cast<const uint64_t*>(s.header->hash_key);
     s.hash_key_low = key[0];
@@ -111,6 +114,9 @@ BLINK_RARE_FN void publish_statistics(Env& env, State& s) {
     t.num_blocks = s.geometry.num_blocks;
     t.num_blocks_used = s.geometry.num_blocks - available_blocks(s);
     t.num_blocks_cached = s.num_evictable;
+    t.num_window_blocks = s.geometry.num_window_blocks;
+    t.num_window_blocks_used = s.geometry.num_window_blocks - available_window_blocks(s);
+    t.num_window_blocks_cached = s.num_evictable_window_blocks;
     t.num_automata_used = s.num_automata_used;
     t.expired_leases = 0;
     for (uint32_t qp = 0; qp < s.geometry.num_queue_pairs; qp++) t.expired_leases += s.qps[qp].expired;
@@ -130,9 +136,12 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   const StepBuffers& a = buffers_of(s, kind);
   const bool is_segment = kind == StepKind::kSegmented, is_first = !is_segment || s.segment == 0;
   if (is_first) log_step(env, s, a);
-  if (!is_segment || is_last_segment(s)) register_blocks(env, s, a);
+  if (!is_segment || is_last_segment(s)) {
+    register_blocks(env, s, a);
+    release_windows(env, s, a);
+  }
   if (s.reset_asked) reset_prefix_cache(env, s);
-  if (s.num_free_blocks < s.geometry.max_num_seqs) evict(env, s, s.geometry.max_num_seqs - s.num_free_blocks);
+  keep_free(env, s, s.geometry.max_num_seqs);
   if (env.lane() == 0) {
     if (is_first) count_step(s, *a.header);
     trace_launch(s, *a.header, launched_ns, idle_before);

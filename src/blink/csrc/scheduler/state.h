@@ -36,6 +36,7 @@ struct Sequence {
   FIELD(uint32_t, num_generated);
   FIELD(uint32_t, num_delivered_logprobs);  // prompt positions whose logprobs were delivered
   FIELD(uint32_t, num_blocks);
+  FIELD(uint32_t, num_freed);       // leading blocks that have no window block any more (windows.h)
   FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
@@ -146,6 +147,7 @@ struct NextRow {
   FIELD(int32_t, position);
   FIELD(int32_t, kv_slot);
   FIELD(uint32_t, block);                            // that it starts; kNone: none
+  FIELD(uint32_t, window_block);                     // that holds its token
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint32_t, num_stops);                        // that may end it already
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
@@ -210,6 +212,7 @@ struct State {
   STATE_ARRAY(int32_t, bias_tokens, uint64_t(g.num_slots) * kMaxLogitBiases);
   STATE_ARRAY(float, bias_values, uint64_t(g.num_slots) * kMaxLogitBiases);
   STATE_ARRAY(int32_t, block_tables, uint64_t(g.num_slots) * g.max_blocks);
+  STATE_ARRAY(int32_t, window_tables, g.num_window_blocks == 0 ? 0 : uint64_t(g.num_slots) * g.max_blocks);
   STATE_ARRAY(int32_t, tokens, uint64_t(g.num_slots) * g.max_model_len);
   STATE_ARRAY(Hash, slot_hashes, uint64_t(g.num_slots) * g.max_blocks);
 
@@ -231,7 +234,7 @@ struct State {
   STATE_ARRAY(uint32_t, waiting, num_sequences(g));
   STATE_ARRAY(uint32_t, free_slots, g.num_slots);
   STATE_ARRAY(uint32_t, scratch, num_sequences(g));  // the list that one phase of a step collects
-  STATE_ARRAY(uint32_t, victims, g.num_blocks);      // blocks under eviction
+  STATE_ARRAY(uint32_t, victims, most(g.num_blocks, g.num_window_blocks));  // blocks that one phase of a step collects
   STATE_ARRAY(Sqe, inbox, kPollBatch);
   STATE_ARRAY(uint32_t, ref_counts, g.num_blocks);
   STATE_ARRAY(uint32_t, free_blocks, g.num_blocks);
@@ -241,6 +244,12 @@ struct State {
   STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
   STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
+  STATE_ARRAY(uint32_t, block_windows, g.num_window_blocks == 0 ? 0 : g.num_blocks);  // likewise: its window block + 1
+  STATE_ARRAY(uint32_t, window_refs, g.num_window_blocks);
+  STATE_ARRAY(uint32_t, free_window_blocks, g.num_window_blocks);
+  STATE_ARRAY(uint32_t, window_owners, g.num_window_blocks);  // registered block + 1 whose it is; 0: nobody's
+  STATE_ARRAY(uint32_t, window_stamps, g.num_window_blocks);
+  STATE_ARRAY(LruEntry, window_lru, g.window_lru_entries);
   STATE_ARRAY(uint32_t, block_snapshots, g.num_blocks);      // of a registered block: index + 1 of the states behind it
   STATE_ARRAY(uint32_t, snapshot_blocks, g.num_snapshots);   // whose it is: block + 1; 0: it is free; kNone: nobody's
   STATE_ARRAY(uint32_t, snapshot_stamps, g.num_snapshots);   // when it was last used
@@ -265,6 +274,11 @@ struct State {
   FIELD(uint32_t, lru_head);
   FIELD(uint32_t, lru_count);
   FIELD(uint32_t, next_stamp);
+  FIELD(uint32_t, num_free_window_blocks);
+  FIELD(uint32_t, num_evictable_window_blocks);
+  FIELD(uint32_t, window_lru_head);
+  FIELD(uint32_t, window_lru_count);
+  FIELD(uint32_t, next_window_stamp);
   FIELD(uint32_t, snapshot_stamp);
   FIELD(uint32_t, step_admitted);
   FIELD(uint32_t, step_preempted);

@@ -39,6 +39,7 @@ struct StepBuffers {
   STATE_ARRAY(int32_t, input_ids, g.max_num_batched_tokens);
   STATE_ARRAY(int32_t, positions, g.max_num_batched_tokens);
   STATE_ARRAY(int32_t, kv_slots, g.max_num_batched_tokens);
+  STATE_ARRAY(int32_t, window_kv_slots, g.num_window_blocks == 0 ? 0 : g.max_num_batched_tokens);  // in window blocks
   STATE_ARRAY(int32_t, query_starts, g.max_num_seqs + 1);
   STATE_ARRAY(int32_t, context_lens, g.max_num_seqs);
   STATE_ARRAY(int32_t, row_slots, g.max_num_seqs);

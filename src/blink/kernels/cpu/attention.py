@@ -2,11 +2,12 @@
 """Attention on the CPU: rows of equally many queries attend together.
 
 With quantized GEMMs, rows of one query read the cache natively. Others attend with PyTorch to keys and values that
-are gathered from it.
+are gathered from it. Of a layer with a window these are the ones that some query sees: others may be freed by now.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,46 +34,65 @@ class RowGroup:
     length: int  # keys of the longest row
     blocks: Tensor  # [num_rows * blocks per row]
     positions: Tensor  # [num_rows, num_queries]
-    mask: Tensor | None  # [num_rows, 1, num_queries, length], added to the scores; None: every query sees every key
+    mask: Tensor | None  # [num_rows, 1, num_queries, keys], added to the scores; None: every query sees every key
+    cells: Tensor | None = None  # [num_rows * keys]; where the keys are that a window shows; None: all of `length`
 
 
-@dataclass(frozen=True, slots=True)
 class CpuAttentionPlan:
-    """How one step's queries meet the cache; the same for every layer."""
+    """How one step's queries meet the cache; the same for every layer of a window."""
 
-    num_tokens: int
-    groups: tuple[RowGroup, ...]
+    def __init__(self, batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> None:
+        self.num_tokens = num_tokens
+        self._batch, self._block_size, self._dtype = batch, block_size, dtype
+        self._groups: dict[int, tuple[RowGroup, ...]] = {}
+
+    def find_groups(self, window: int) -> tuple[RowGroup, ...]:
+        """Gather all decode rows in one group and give every longer row its own; window: of a layer, 0 for none."""
+        if window not in self._groups:
+            self._groups[window] = tuple(self._plan(window))
+        return self._groups[window]
+
+    def _plan(self, window: int) -> Iterator[RowGroup]:
+        header = self._batch.header.tolist()
+        num_rows, num_decode = header[Header.NUM_ROWS], header[Header.NUM_DECODE_ROWS]
+        starts = self._batch.query_starts[: num_rows + 1].tolist()
+        spans = [(0, num_decode)] if num_decode else []
+        spans += [(row, row + 1) for row in range(num_decode, num_rows)]
+        for first, last in spans:
+            rows, queries = slice(first, last), starts[first : first + 2]
+            yield _plan_group(self._batch, rows, queries, window, self._block_size, self._dtype)
 
 
 def plan_attention(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> CpuAttentionPlan:
-    """Gather all decode rows in one group and give every longer row its own."""
-    header = batch.header.tolist()
-    num_rows, num_decode = header[Header.NUM_ROWS], header[Header.NUM_DECODE_ROWS]
-    starts = batch.query_starts[: num_rows + 1].tolist()
-    spans = [(0, num_decode)] if num_decode else []
-    spans += [(row, row + 1) for row in range(num_decode, num_rows)]
-    groups = (_plan_group(batch, first, last, starts[first : first + 2], block_size, dtype) for first, last in spans)
-    return CpuAttentionPlan(num_tokens, tuple(groups))
+    """Prepare one step's attention, with queries of a type."""
+    return CpuAttentionPlan(batch, num_tokens, block_size, dtype)
 
 
 def _plan_group(
-    batch: Batch, first: int, last: int, queries: list[int], block_size: int, dtype: torch.dtype
+    batch: Batch, rows: slice, queries: list[int], window: int, block_size: int, dtype: torch.dtype
 ) -> RowGroup:
     start, num_queries = queries[0], queries[1] - queries[0]
-    lens = batch.context_lens[first:last]
+    lens = batch.context_lens[rows]
     length = int(lens.max())
-    tables = batch.block_tables.index_select(0, batch.row_slots[first:last])
+    tables = batch.find_tables(window).index_select(0, batch.row_slots[rows])
     last_block = (lens.long() - 1).div_(block_size, rounding_mode="floor")
     # Short rows repeat their own last block: what lies behind a table's end is not to be read.
     columns = torch.arange(-(-length // block_size), device=lens.device).minimum(last_block[:, None])
     blocks = tables.gather(1, columns).flatten()
     positions = lens[:, None] - num_queries + torch.arange(num_queries, device=lens.device)
-    mask = _hide(torch.arange(length, device=lens.device) > positions[..., None], dtype)
-    return RowGroup(start, last - first, num_queries, length, blocks, positions, mask)
+    if not window:
+        mask = _hide(torch.arange(length, device=lens.device) > positions[..., None], dtype)
+        return RowGroup(start, len(lens), num_queries, length, blocks, positions, mask)
+    first_keys = (positions[:, :1] - window + 1).clamp_(min=0)
+    keys = first_keys + torch.arange(min(length, window + num_queries - 1), device=lens.device)
+    mask = _hide((keys[:, None] > positions[..., None]) | (keys[:, None] <= positions[..., None] - window), dtype)
+    keys = keys.minimum(lens[:, None].long() - 1)  # short rows repeat their last key, which is hidden
+    cells = tables.gather(1, keys // block_size).long() * block_size + keys % block_size
+    return RowGroup(start, len(lens), num_queries, length, blocks, positions, mask, cells.flatten())
 
 
 def _hide(hidden: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return what hides keys when added to the scores; hidden: [num_rows, num_queries, length]."""
+    """Return what hides keys when added to the scores; hidden: [num_rows, num_queries, keys]."""
     if not bool(hidden.any()):
         return None
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
@@ -83,10 +103,11 @@ def paged_attention(
 ) -> Tensor:
     """Gather each group's keys and values, then attend to them."""
     num_tokens, num_heads, head_dim = query.shape
-    if len(plan.groups) == 1 and plan.groups[0].num_rows * plan.groups[0].num_queries == num_tokens:
-        return _attend(query, cache, plan.groups[0], options).reshape(num_tokens, num_heads * head_dim)
+    groups = plan.find_groups(options.window)
+    if len(groups) == 1 and groups[0].num_rows * groups[0].num_queries == num_tokens:
+        return _attend(query, cache, groups[0], options).reshape(num_tokens, num_heads * head_dim)
     result = query.new_zeros(query.shape)
-    for group in plan.groups:
+    for group in groups:
         tokens = slice(group.start, group.start + group.num_rows * group.num_queries)
         result[tokens] = _attend(query[tokens], cache, group, options)
     return result.view(num_tokens, num_heads * head_dim)
@@ -122,15 +143,14 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     is_fp8 = cache.dtype == FP8
     keys, values = (
-        cells.flatten(1).index_select(0, group.blocks).view(group.num_rows, -1, kv_heads, head_dim)[:, : group.length]
-        for cells in (cache.cells.view(torch.uint8) if is_fp8 else (cache.keys, cache.values))
+        _gather(cells, group) for cells in (cache.cells.view(torch.uint8) if is_fp8 else (cache.keys, cache.values))
     )
     if is_fp8:
         keys, values = keys.view(FP8).to(query.dtype), values.view(FP8).float()
         values = values.mul_(options.kv_scales.value).to(query.dtype)
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    mask = _mask_window(group, options.window, query.dtype)
+    mask = group.mask
     scale = options.scale_for(head_dim)
     if options.softcap or options.sinks is not None:
         return _attend_plainly(per_row, keys, values, mask, options).reshape(query.shape)
@@ -146,12 +166,12 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
     return found.transpose(1, 2).reshape(query.shape)
 
 
-def _mask_window(group: RowGroup, window: int, dtype: torch.dtype) -> Tensor | None:
-    """Return the group's mask, with the keys hidden that lie before each query's window."""
-    if not window or window >= group.length:
-        return group.mask
-    keys, positions = torch.arange(group.length, device=group.positions.device), group.positions[..., None]
-    return _hide((keys > positions) | (keys <= positions - window), dtype)
+def _gather(part: Tensor, group: RowGroup) -> Tensor:
+    """Return a group's keys or values [num_rows, keys, kv_heads, head_dim]; part: all that the cache has of them."""
+    if group.cells is not None:
+        return part.flatten(0, 1).index_select(0, group.cells).unflatten(0, (group.num_rows, -1))
+    blocks = part.flatten(1).index_select(0, group.blocks)
+    return blocks.view(group.num_rows, -1, *part.shape[2:])[:, : group.length]
 
 
 def _attend_plainly(

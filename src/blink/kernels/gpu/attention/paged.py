@@ -49,7 +49,7 @@ def paged_attention(
     result = query.new_empty(num_tokens, num_heads * head_dim)
     for work in plan.work_lists:
         attend = attend_prompts if work.tile.by_warpgroups else _launch
-        attend(query, cache, plan.block_tables, work, result, options)
+        attend(query, cache, plan.batch.find_tables(options.window), work, result, options)
     return result
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from blink.formats.base import name_dtype
 from blink.kernels.batch import Batch, Header
@@ -57,7 +56,7 @@ class GpuAttentionPlan:
     """How one step's queries meet the cache on the GPU; the same for every layer."""
 
     num_tokens: int
-    block_tables: Tensor
+    batch: Batch  # whose tables tell the blocks
     work_lists: tuple[WorkList, ...]
 
 
@@ -86,7 +85,7 @@ def plan_attention(
     work_lists = tuple(
         _plan_span(batch, num_tokens, num_rows, cache, tile, group, span, max_tiles) for tile, span, max_tiles in spans
     )
-    return GpuAttentionPlan(num_tokens, batch.block_tables, work_lists)
+    return GpuAttentionPlan(num_tokens, batch, work_lists)
 
 
 def _takes_prompt_kernel(
