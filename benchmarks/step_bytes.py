@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from blink.formats.schemes import FP8_ROWS
+from blink.models.layers import LayerSpec
 from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 
@@ -12,12 +13,15 @@ def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = 
     """Return the bytes of weights that a step of `rows` rows reads; quantization: as the option says.
 
     Of a mixture of experts, those of the experts that are chosen at least once: their expected number, if each token
-    chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out.
+    chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out, and
+    of one of per-layer embeddings all but a row for each token.
     """
     scheme, output = spec.quantization, spec.output_quantization
     if quantization == "fp8":
         scheme, output = FP8_ROWS, None if spec.tie_embeddings else FP8_ROWS
     num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
+    if spec.layer_inputs is not None:
+        num_weights -= (spec.layer_inputs.rows - rows) * spec.num_layers * spec.layer_inputs.size
     num_quantized = spec.num_matrix_weights if scheme else 0
     if spec.mixture is not None:
         unused = spec.num_expert_weights * (1 - distinct_experts(spec.mixture, rows) / spec.mixture.experts)
@@ -33,5 +37,15 @@ def distinct_experts(mlp: MoeMlp, rows: int) -> float:
 
 
 def kv_bytes(spec: ModelSpec, rows: int, context: float, itemsize: int) -> float:
-    """Return the bytes of keys and values that a step reads, at a mean context."""
-    return rows * context * spec.cache_layout.bytes_per_block(1, itemsize)
+    """Return the bytes of keys and values that a step reads, at a mean context.
+
+    A layer with a window reads no more of them than that; one that shares another's reads them once more.
+    """
+
+    def count(layer: LayerSpec) -> float:
+        attention = layer.mixer.attention
+        if attention is None:
+            return 0
+        return min(context, attention.window or context) * 2 * attention.kv_size
+
+    return rows * sum(map(count, spec.layers)) * itemsize

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
-"""Attention on the GPU: a program for each KV head and item of the plan; a tile's last chunk to end combines all."""
+"""Attention on the GPU: a program for each KV head and item of the plan.
+
+A tile's last chunk to end adds up all its partial results, or where these are long a kernel of its own does.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +65,9 @@ def _launch(
     options: AttentionOptions,
 ) -> None:
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
-    tile = work.tile
-    _attend[(kv_heads, work.items.shape[0])](
+    tile, num_items = work.tile, work.items.shape[0]
+    group, block_d = query.shape[1] // kv_heads, triton.next_power_of_2(head_dim)
+    _attend[(kv_heads, num_items)](
         query,
         cache.cells,
         cache.values_offset,
@@ -83,17 +87,32 @@ def _launch(
         HAS_SOFTCAP=options.softcap > 0,
         HAS_SINKS=options.sinks is not None,
         KV_HEADS=kv_heads,
-        GROUP=query.shape[1] // kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=cache.block_size,
-        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_D=block_d,
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_PAIRS=tile.combined_pairs,
+        COMBINES=tile.combines,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
+    if not tile.combines:
+        _combine_items[(kv_heads, num_items, triton.cdiv(tile.block_m, tile.combined_pairs))](
+            work.items,
+            work.partials,
+            work.lses,
+            result,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            HEAD_DIM=head_dim,
+            BLOCK_D=block_d,
+            BLOCK_M=tile.block_m,
+            BLOCK_PAIRS=tile.combined_pairs,
+            num_warps=8,
+        )
 
 
 @triton.jit
@@ -102,7 +121,7 @@ def _attend(
     softcap, value_scale, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    COMBINES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     item = items + tl.program_id(1) * ITEM_WORDS
@@ -137,16 +156,17 @@ def _attend(
     places = (partial * KV_HEADS + head) * BLOCK_M + pairs
     tl.store(lses + places, lse, mask=is_pair)
     tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
-    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
-    tl.debug_barrier()
-    counter = counters + first_partial * KV_HEADS + head
-    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
-        tl.store(counter, 0)
-        for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
-            _combine(
-                partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_queries * GROUP,
-                KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
-            )  # fmt: skip
+    if COMBINES:
+        # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+        tl.debug_barrier()
+        counter = counters + first_partial * KV_HEADS + head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
+            tl.store(counter, 0)
+            for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
+                _combine(
+                    partials, lses, result, first_partial, num_chunks, head, first_token, first_pair,
+                    num_queries * GROUP, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -203,6 +223,24 @@ def _attend_keys(
         best = higher
     seen = tl.where(total > 0, total, 1.0)
     return attended * (value_scale / seen)[:, None], best + tl.log2(seen)
+
+
+@triton.jit
+def _combine_items(
+    items, partials, lses, result, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Write a few pairs of a tile that was cut into chunks: the program of its first chunk does."""
+    item = items + tl.program_id(1) * ITEM_WORDS
+    num_pairs = tl.load(item + NUM_QUERIES) * GROUP
+    num_chunks = tl.load(item + NUM_CHUNKS)
+    first_partial = tl.load(item + FIRST_PARTIAL)
+    first_pair = tl.program_id(2) * BLOCK_PAIRS
+    if (num_chunks > 1) & (tl.load(item + PARTIAL) == first_partial) & (first_pair < num_pairs):
+        _combine(
+            partials, lses, result, first_partial, num_chunks, tl.program_id(0), tl.load(item + FIRST_TOKEN),
+            first_pair, num_pairs, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+        )  # fmt: skip
 
 
 @triton.jit
