@@ -269,6 +269,13 @@ def test_tiles_have_as_many_stages_as_shared_memory_holds(head_dim: int, kilobyt
     assert [gpu_tiles.fit_stages(tile, head_dim * 2, kilobytes << 10).num_stages for tile in tiles] == stages
 
 
+def test_a_tile_that_does_not_fit_has_fewer_pairs() -> None:
+    _, wide = gpu_tiles.choose_tiles(torch.bfloat16, 8, 1, 512)
+    fitted = gpu_tiles.fit_stages(wide, 1024, 100 << 10, 8)
+    assert (wide.block_m, fitted.block_m, fitted.num_stages) == (64, 16, 1)
+    assert gpu_tiles.fit_stages(wide, 1024, 100 << 10, 32).block_m == 32
+
+
 def test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended(device: torch.device) -> None:
     rows: Rows = [(1, 20), (3, 40), (17, 300)]
     check(device, rows, padding=(11, 29))

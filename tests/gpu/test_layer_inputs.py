@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.cpu import layer_inputs as cpu
+from blink.models.weights.token_table import let_gpu_read
 
 gpu = pytest.importorskip("blink.kernels.gpu.layer_inputs")
 
@@ -18,10 +19,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 def make(tokens: int, layers: int, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return what was projected, the table, ids and a norm's weight."""
     generator = torch.Generator().manual_seed(tokens)
-    drawn = (torch.randn(rows, layers * size, generator=generator).to(dtype) for rows in (tokens, VOCAB))
+    projected, table = (torch.randn(rows, layers * size, generator=generator).to(dtype) for rows in (tokens, VOCAB))
     ids = torch.randint(VOCAB, (tokens,), generator=generator, dtype=torch.int32)
     ids[0] = VOCAB - 1
-    return *drawn, ids, (torch.rand(size, generator=generator) + 0.5).to(dtype)
+    return projected, table, ids, (torch.rand(size, generator=generator) + 0.5).to(dtype)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
@@ -44,7 +45,7 @@ def test_a_table_in_the_hosts_memory_is_read_by_captured_steps(device: torch.dev
     if device.type == "cpu":
         pytest.skip("the interpreter captures no graphs")
     projected, table, ids, weight = make(9, 4, 64, torch.bfloat16)
-    gpu.let_gpu_read(table)
+    let_gpu_read(table)
     assert table.device.type == "cpu" and table.is_pinned()
     placed, places, norm = (part.to(device) for part in (projected, ids, weight))
     options = {"scale": 1.0, "eps": 1e-6}

@@ -48,9 +48,7 @@ def test_queries_and_cache_equal_the_reference(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kv_heads", "head_dim"), [(3, 64), (9, 96), (2, 512)])
-def test_heads_of_values_are_normalised(
-    device: torch.device, kv_heads: int, head_dim: int, dtype: torch.dtype
-) -> None:
+def test_heads_of_values_are_normalised(device: torch.device, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     kv_slots = torch.tensor([17, -1, 79], dtype=torch.int32)
     qkv = torch.randn(3, (4 + 2 * kv_heads) * head_dim).to(dtype)

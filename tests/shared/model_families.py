@@ -369,5 +369,5 @@ def check(model: Any, prompts: list[list[int]], found: Found) -> None:
         if tokens != best:
             problems.append(f"prompt of {len(prompt)} tokens: continued by {tokens}, not {best}")
         if together != tokens:
-            problems.append(f"prompt of {len(prompt)} tokens: continued by {together} next to others, alone by {tokens}")
+            problems.append(f"prompt of {len(prompt)} tokens: continued by {together} in a batch, alone by {tokens}")
     assert not problems, "\n".join(problems)

@@ -167,12 +167,12 @@ def allocate_experts(
 ExpertWeights = Tensor | QuantizedExperts | Fp8Experts | PackedExperts  # [experts, out, in]
 
 
-def multiply_experts(weight: Tensor | Fp8Experts | PackedExperts, factors: Tensor) -> None:
-    """Multiply each expert's matrix in place by its factor, float32 [experts]."""
-    if isinstance(weight, Tensor):
-        weight.mul_(factors[:, None, None])
+def multiply_experts(weight: ExpertWeights, factors: Tensor) -> None:
+    """Multiply each expert's matrix, kept as all are, in place by its factor, float32 [experts]."""
+    if find_encoding(weight) == BF16:
+        plain(weight).mul_(factors[:, None, None])
     else:
-        weight.multiply(factors)
+        weight.multiply(factors)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def find_encoding(weight: ExpertWeights) -> Encoding | None:

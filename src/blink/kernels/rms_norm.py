@@ -30,11 +30,7 @@ def add_norm(
     """
     assert end_weight.shape == weight.shape == update.shape[-1:]
     assert residual.shape == update.shape
-    if update.is_cuda:
-        from blink.kernels.gpu import rms_norm as gpu
-
-        return gpu.add_norm(update, end_weight, residual, weight, eps, scale)
-    return cpu.add_norm(update, end_weight, residual, weight, eps, scale)
+    return _code_for(update).add_norm(update, end_weight, residual, weight, eps, scale)
 
 
 def last_token_norm(

@@ -166,7 +166,7 @@ class Runner:
             return None
         embeddings = self._embed(step.batch, tokens)
         ids, eps = step.batch.input_ids[:tokens], self.model.spec.rms_norm_eps
-        return compute_layer_inputs(weights, ids, embeddings, layers, eps)
+        return compute_layer_inputs(self._code.join_inputs, weights, ids, embeddings, layers, eps)
 
     def _find_next(self, step: Step, index: int) -> tuple[Norm | None, FormatId | None]:
         """Return the norm behind a layer, and what its reader reads."""

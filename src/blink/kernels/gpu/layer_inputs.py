@@ -9,38 +9,17 @@ host takes part.
 from __future__ import annotations
 
 import math
-import weakref
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from blink.errors import ConfigError
-
-_MAPPED = 2  # cudaHostRegisterMapped
-
-
-def let_gpu_read(table: Tensor) -> None:
-    """Lock a tensor of the host's memory as long as it is there, so that kernels can read it.
-
-    Raises:
-        ConfigError: it cannot be locked.
-    """
-    runtime = torch.cuda.cudart()
-    status = int(runtime.cudaHostRegister(table.data_ptr(), table.nbytes, _MAPPED))
-    if status != 0:
-        raise ConfigError(
-            f"{table.nbytes / 1e9:.1f} GB of the host's memory cannot be locked for the GPU (CUDA error {status}): "
-            "free memory, or use --per-layer-embeddings gpu."
-        )
-    weakref.finalize(table, runtime.cudaHostUnregister, table.data_ptr())
 
 
 def join_inputs(
     projected: Tensor, table: Tensor, ids: Tensor, weight: Tensor, layers: range, *, scale: float, eps: float
 ) -> Tensor:
     """Compute join_inputs of contiguous tensors."""
+    assert projected.shape[1] == table.shape[1] and ids.shape[0] == projected.shape[0]
     assert projected.is_contiguous() and table.is_contiguous() and weight.is_contiguous()
     (tokens, width), size = projected.shape, weight.shape[0]
     result = projected.new_empty(tokens, len(layers), size)
@@ -63,7 +42,7 @@ def join_inputs(
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_layer"])  # segments are captured, and compile nothing then
 def _join(
     projected, table, ids, weight, result, width, first_layer, scale, table_scale, factor, eps,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,

@@ -70,7 +70,8 @@ def rotate_and_store(
 def _rotate_and_store(
     qkv, rotation, kv_slots, query, kv_cache, values_offset, query_weight, key_weight, eps, key_rate, value_rate,
     value_eps, HAS_NORM: tl.constexpr, HAS_VALUE_NORM: tl.constexpr, HAS_KEYS: tl.constexpr, NUM_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)

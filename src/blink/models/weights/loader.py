@@ -32,7 +32,7 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import check_method, find_format, read_spec
-from blink.models.weights.token_table import choose_table_device
+from blink.models.weights.token_table import choose_table_device, let_gpu_read
 
 logger = logging.getLogger("blink.model")
 
@@ -86,8 +86,6 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         target = WeightTarget(device, dtype, progress.update)
         model = DecoderLoader(checkpoint, spec, target, kv_scales, table_device).load()
     if table_device != device and model.inputs is not None:
-        from blink.kernels.gpu.layer_inputs import let_gpu_read
-
         let_gpu_read(model.inputs.table)
     return model
 

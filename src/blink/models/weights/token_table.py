@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import torch
+from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.models.spec import ModelSpec
 
+_MAPPED = 2  # cudaHostRegisterMapped
 _SHARE = 0.5  # of the free memory that all weights may take with the table: the rest is for keys and values
 
 
@@ -33,3 +37,20 @@ def count_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     scheme, quantized = spec.quantization, spec.num_matrix_weights
     saved = 0.0 if scheme is None or not scheme.can_stay else quantized * (dtype.itemsize - scheme.kept_bytes)
     return spec.num_parameters * dtype.itemsize - int(saved)
+
+
+def let_gpu_read(table: Tensor) -> None:
+    """Lock a tensor of the host's memory as long as it is there, so that kernels can read it.
+
+    Raises:
+        ConfigError: it cannot be locked.
+    """
+    runtime = torch.cuda.cudart()
+    assert runtime is not None
+    status = int(runtime.cudaHostRegister(table.data_ptr(), table.nbytes, _MAPPED))
+    if status != 0:
+        raise ConfigError(
+            f"{table.nbytes / 1e9:.1f} GB of the host's memory cannot be locked for the GPU (CUDA error {status}): "
+            "free memory, or use --per-layer-embeddings gpu."
+        )
+    weakref.finalize(table, runtime.cudaHostUnregister, table.data_ptr())

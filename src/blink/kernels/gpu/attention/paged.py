@@ -53,6 +53,8 @@ def paged_attention(
     for work in plan.work_lists:
         attend = attend_prompts if work.tile.by_warpgroups else _launch
         attend(query, cache, plan.block_tables, work, result, options)
+        if not work.tile.combines:
+            _combine_partials(work, result, (cache.kv_heads, num_heads // cache.kv_heads, head_dim))
     return result
 
 
@@ -65,9 +67,8 @@ def _launch(
     options: AttentionOptions,
 ) -> None:
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
-    tile, num_items = work.tile, work.items.shape[0]
-    group, block_d = query.shape[1] // kv_heads, triton.next_power_of_2(head_dim)
-    _attend[(kv_heads, num_items)](
+    tile = work.tile
+    _attend[(kv_heads, work.items.shape[0])](
         query,
         cache.cells,
         cache.values_offset,
@@ -87,10 +88,10 @@ def _launch(
         HAS_SOFTCAP=options.softcap > 0,
         HAS_SINKS=options.sinks is not None,
         KV_HEADS=kv_heads,
-        GROUP=group,
+        GROUP=query.shape[1] // kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=cache.block_size,
-        BLOCK_D=block_d,
+        BLOCK_D=triton.next_power_of_2(head_dim),
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_PAIRS=tile.combined_pairs,
@@ -99,20 +100,24 @@ def _launch(
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if not tile.combines:
-        _combine_items[(kv_heads, num_items, triton.cdiv(tile.block_m, tile.combined_pairs))](
-            work.items,
-            work.partials,
-            work.lses,
-            result,
-            KV_HEADS=kv_heads,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            BLOCK_D=block_d,
-            BLOCK_M=tile.block_m,
-            BLOCK_PAIRS=tile.combined_pairs,
-            num_warps=8,
-        )
+
+
+def _combine_partials(work: WorkList, result: Tensor, heads: tuple[int, int, int]) -> None:
+    """Add up what a work list's chunks left. heads: of KV, query heads for each of them, and their size."""
+    (kv_heads, group, head_dim), tile = heads, work.tile
+    _combine_items[(kv_heads, work.items.shape[0], triton.cdiv(tile.block_m, tile.combined_pairs))](
+        work.items,
+        work.partials,
+        work.lses,
+        result,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tile.block_m,
+        BLOCK_PAIRS=tile.combined_pairs,
+        num_warps=8,
+    )
 
 
 @triton.jit
@@ -131,8 +136,7 @@ def _attend(
     first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
     slot = tl.load(item + ROW_SLOT)
     num_chunks = tl.load(item + NUM_CHUNKS)
-    partial = tl.load(item + PARTIAL)
-    first_partial = tl.load(item + FIRST_PARTIAL)
+    partial, first_partial = tl.load(item + PARTIAL), tl.load(item + FIRST_PARTIAL)
     if num_queries == 0:
         return
     pairs = tl.arange(0, BLOCK_M)

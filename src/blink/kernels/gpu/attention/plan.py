@@ -71,7 +71,8 @@ def plan_attention(
     dtype = dtype or cache.dtype
     narrow, wide = choose_tiles(dtype, group, num_tokens * num_heads, cache.head_dim)
     if cache.device.type == "cuda":
-        narrow, wide = (fit_stages(tile, cache.head_dim * dtype.itemsize, shared_bytes()) for tile in (narrow, wide))
+        row_bytes = triton.next_power_of_2(cache.head_dim) * dtype.itemsize
+        narrow, wide = (fit_stages(tile, row_bytes, shared_bytes(), group) for tile in (narrow, wide))
         dtypes = name_dtype(dtype), name_dtype(cache.dtype)
         if _takes_prompt_kernel(attentions, cache.block_size, dtypes, num_tokens * num_heads):
             wide = prefill.TILE
@@ -163,12 +164,8 @@ def _plan(
     BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding.
-
-    WINDOW: of all layers, whose tiles begin with the first key that their first query sees; 0: they differ, or none.
-    """
-    num_rows = tl.load(header + _NUM_ROWS)
-    num_decode = tl.load(header + _NUM_DECODE_ROWS)
+    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding."""
+    num_rows, num_decode = tl.load(header + _NUM_ROWS), tl.load(header + _NUM_DECODE_ROWS)
     first_row = num_decode if SPAN == 2 else 0
     end_row = num_decode if SPAN == 1 else num_rows
     # The padding tokens stand where one row more would: without context, their result is zero.
@@ -196,8 +193,7 @@ def _plan(
     first_query = index * TILE_QUERIES
     tile_queries = tl.minimum(num_queries - first_query, TILE_QUERIES)
     position = context - num_queries + first_query
-    visible = tl.maximum(position + tile_queries, 0)
-    hidden = tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else 0
+    hidden, visible = _find_keys(position, tile_queries, WINDOW)
     num_chunks = tl.maximum(tl.cdiv(visible - hidden, chunk_keys), 1)
     used = (item < tl.max(ends, axis=0)) & (chunk < num_chunks)
     first_partial += index * row_chunks
@@ -219,6 +215,16 @@ def _plan(
 def _limit(context, WINDOW: tl.constexpr, TILE_QUERIES: tl.constexpr):
     """Return how many keys a tile of each row sees at most."""
     return tl.minimum(context, WINDOW + TILE_QUERIES - 1) if WINDOW > 0 else context
+
+
+@triton.jit
+def _find_keys(position, num_queries, WINDOW: tl.constexpr):
+    """Return the first key that tiles see, and the end of their keys; position: of the first query.
+
+    WINDOW: of all layers; 0: they differ, or have none.
+    """
+    hidden = tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else tl.zeros_like(position)
+    return hidden, tl.maximum(position + num_queries, 0)
 
 
 @triton.jit

@@ -45,11 +45,14 @@ def _choose_large(dtype: torch.dtype, heads: int) -> tuple[Tile, Tile]:
     return narrow, Tile(max(64, heads), 32, 4, 256, 128, 8, 2, combines=False)
 
 
-def fit_stages(tile: Tile, row_bytes: int, shared_memory: int) -> Tile:
-    """Return the tile with as many stages, of those that it asks for, as fit.
+def fit_stages(tile: Tile, row_bytes: int, shared_memory: int, group: int = 1) -> Tile:
+    """Return the tile with as many stages, of those that it asks for, as fit; if none does, with fewer pairs.
 
-    row_bytes: of a head's query, key or value; shared_memory: bytes of an SM.
+    row_bytes: of a head's query, key or value; shared_memory: bytes of an SM; group: query heads per KV head.
     """
     left = shared_memory - _SPARE_BYTES - tile.block_m * row_bytes
     stages = left // (2 * tile.block_n * row_bytes)
+    fewer = tile.block_m // 2
+    if stages < 1 and fewer >= max(16, group):
+        return fit_stages(dataclasses.replace(tile, block_m=fewer), row_bytes, shared_memory, group)
     return dataclasses.replace(tile, num_stages=max(1, min(tile.num_stages, stages)))
