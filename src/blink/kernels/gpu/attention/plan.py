@@ -166,8 +166,7 @@ def _plan(
 ):  # fmt: skip
     """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding."""
     num_rows, num_decode = tl.load(header + _NUM_ROWS), tl.load(header + _NUM_DECODE_ROWS)
-    first_row = num_decode if SPAN == 2 else 0
-    end_row = num_decode if SPAN == 1 else num_rows
+    first_row, end_row = num_decode if SPAN == 2 else 0, num_decode if SPAN == 1 else num_rows
     # The padding tokens stand where one row more would: without context, their result is zero.
     padding_row = -1 if SPAN == 1 else num_rows
     rows = tl.arange(0, BLOCK_ROWS)
