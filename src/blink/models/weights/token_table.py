@@ -53,4 +53,5 @@ def let_gpu_read(table: Tensor) -> None:
             f"{table.nbytes / 1e9:.1f} GB of the host's memory cannot be locked for the GPU (CUDA error {status}): "
             "free memory, or use --per-layer-embeddings gpu."
         )
-    weakref.finalize(table, runtime.cudaHostUnregister, table.data_ptr())
+    freed = weakref.finalize(table, runtime.cudaHostUnregister, table.data_ptr())
+    freed.atexit = False  # a process that ends unlocks all
