@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from blink.formats.schemes import FP8_ROWS
+from blink.models.layers import LayerSpec
 from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 
@@ -12,12 +13,15 @@ def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = 
     """Return the bytes of weights that a step of `rows` rows reads; quantization: as the option says.
 
     Of a mixture of experts, those of the experts that are chosen at least once: their expected number, if each token
-    chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out.
+    chooses evenly at random. Trained routers are less even and read fewer. A table of input embeddings is left out, and
+    of one of per-layer embeddings all but a row for each token.
     """
     scheme, output = spec.quantization, spec.output_quantization
     if quantization == "fp8":
         scheme, output = FP8_ROWS, None if spec.tie_embeddings else FP8_ROWS
     num_weights = spec.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)
+    if spec.layer_inputs is not None:
+        num_weights -= (spec.layer_inputs.rows - rows) * spec.num_layers * spec.layer_inputs.size
     num_quantized = spec.num_matrix_weights if scheme else 0
     if spec.mixture is not None:
         unused = spec.num_expert_weights * (1 - distinct_experts(spec.mixture, rows) / spec.mixture.experts)
@@ -35,7 +39,14 @@ def distinct_experts(mlp: MoeMlp, rows: int) -> float:
 def cache_bytes(spec: ModelSpec, rows: int, context: float, itemsize: int) -> float:
     """Return the bytes of the cache that a step moves, at a mean context.
 
-    Keys and values, of `itemsize` bytes, are read; recurrent layers read and write their states.
+    Keys and values, of `itemsize` bytes, are read: by a layer with a window no more of them than that, and by one that
+    shares another's once more. Recurrent layers read and write their states.
     """
-    layout = spec.cache_layout
-    return rows * (context * layout.bytes_per_block(1, itemsize) + 2 * layout.bytes_per_sequence(2))
+
+    def count(layer: LayerSpec) -> float:
+        attention = layer.mixer.attention
+        if attention is None:
+            return 0
+        return min(context, attention.window or context) * 2 * attention.kv_size
+
+    return rows * (sum(map(count, spec.layers)) * itemsize + 2 * spec.cache_layout.bytes_per_sequence(2))

@@ -3,7 +3,8 @@
 
 "decode" is the kernel of decoding rows, which rotates too, "Hopper" that of csrc/kernels/prefill, which longer steps
 take where they can, and "cuDNN" its attention of a prompt alone, whose keys lie in no pages. `--fp8`: with the KV cache
-in FP8; `--sweep` compares Triton's tiles instead. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
+in FP8; `--sweep` compares Triton's tiles instead; `--heads 32 4 512` takes another shape, of Gemma 4 31B without a
+window. Run with: python benchmarks/kernels/attention.py [--fp8] [--sweep]
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from blink.formats.base import name_dtype
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
+from blink.kernels.gpu.attention import decode as decoding
 from blink.kernels.gpu.attention import plan as attention_plan
 from blink.kernels.gpu.attention.decode import decode_attention
 from blink.kernels.gpu.attention.paged import paged_attention
@@ -34,8 +36,9 @@ from blink.kernels.layer_cache import LayerCache
 from blink.models.layers import Attention
 from blink.models.rope import Rope
 
-HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
-ATTENTION = Attention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope=Rope(theta=10000.0, rotary_dim=HEAD_DIM))
+HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+BLOCK_SIZE = 16
+LARGE = 256  # heads of more have tiles of their own
 # Several layers' caches in turn, so that the 60 MB of L2 hold none of them.
 LAYERS = 16
 BYTES_PER_US, FLOPS_PER_US = 4.3e6, 790e6
@@ -65,6 +68,10 @@ CASES: dict[str, Rows] = {
     "50 after 16384": [(50, 16434)],
     "128 after 2048": [(128, 2176)],
 }
+
+
+def describe_attention() -> Attention:
+    return Attention(heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, rope=Rope(theta=1e4, rotary_dim=HEAD_DIM))
 
 
 def make_batch(rows: Rows) -> tuple[Batch, int]:
@@ -126,7 +133,8 @@ class Case:
         return all(count == 1 for count, _ in self.rows)
 
     def plan(self) -> GpuAttentionPlan:
-        return plan_attention(self.batch, self.num_tokens, len(self.rows), [ATTENTION], self.caches[0], self.qkv.dtype)
+        sizes, attentions = (self.num_tokens, len(self.rows)), [describe_attention()]
+        return plan_attention(self.batch, *sizes, attentions, self.caches[0], self.qkv.dtype)
 
     def attend(self) -> None:
         plan = self.plan()
@@ -148,7 +156,7 @@ class Case:
     def time_on_hopper(self) -> float:
         """Return the same with the kernel of warpgroups for rows of several queries; NaN where there is none."""
         dtypes = name_dtype(self.qkv.dtype), name_dtype(self.caches[0].dtype)
-        if self.is_decoding or refuses(ATTENTION, BLOCK_SIZE, dtypes):
+        if self.is_decoding or refuses(describe_attention(), BLOCK_SIZE, dtypes):
             return math.nan
         with mock.patch.object(attention_plan, "_PROMPT_PAIRS", 0):
             return self.time_attention()
@@ -160,7 +168,7 @@ class Case:
 
     def time_cudnn(self) -> float:
         """Return what cuDNN takes for one prompt: all earlier keys, then its own, without adding both up."""
-        if len(self.rows) > 1 or self.num_tokens == 1:
+        if len(self.rows) > 1 or self.num_tokens == 1 or HEAD_DIM > LARGE:
             return math.nan
         earlier = self.rows[0][1] - self.num_tokens
         query, key, value = torch.randn(3, 1, HEADS, self.num_tokens, HEAD_DIM, dtype=torch.bfloat16, device="cuda")
@@ -183,7 +191,8 @@ def report(dtype: torch.dtype) -> None:
     print(f"{'rows x context':28}" + "".join(f"{head:>10}" for head in heads) + "  us per layer")
     for name, rows in CASES.items():
         case = Case(rows, dtype)
-        decode = time_graph(case.decode) / LAYERS if case.is_decoding else math.nan
+        takes_decode = case.is_decoding and not decoding.refuses(describe_attention(), BLOCK_SIZE, "bfloat16")
+        decode = time_graph(case.decode) / LAYERS if takes_decode else math.nan
         plan = time_graph(lambda case=case: case._keep(case.plan()))
         rotary_floor = 2 * case.qkv[0].numel() * 2 / BYTES_PER_US
         triton_tiles, rotary = case.time_triton(), time_graph(case.rotate) / LAYERS
@@ -194,12 +203,30 @@ def report(dtype: torch.dtype) -> None:
 
 def candidates() -> Iterator[tuple[str, Tile, Tile]]:
     """Yield tiles worth comparing: one family of each kind at a time."""
-    narrow, wide = attention_plan.choose_tiles(torch.bfloat16, HEADS // KV_HEADS, HEADS * 512)
+    narrow, wide = attention_plan.choose_tiles(torch.bfloat16, HEADS // KV_HEADS, HEADS * 512, HEAD_DIM)
+    if HEAD_DIM > LARGE:
+        yield from large_candidates(narrow, wide)
+        return
     for (block_n, chunk), programs, stages in itertools.product(((32, 64), (64, 64), (64, 128)), (264, 396), (2, 3, 4)):
         tile = dataclasses.replace(narrow, block_n=block_n, min_chunk=chunk, num_programs=programs, num_stages=stages)
         yield f"narrow n{block_n} c{chunk} p{programs} s{stages}", tile, wide
     for sizes in itertools.product((32, 64, 128), (32, 64), (256, 512), (4, 8), (2, 3)):
         block_m, block_n, chunk, warps, stages = sizes
+        tile = dataclasses.replace(
+            wide, block_m=block_m, block_n=block_n, min_chunk=chunk, num_warps=warps, num_stages=stages
+        )
+        yield f"wide m{block_m} n{block_n} c{chunk} w{warps} s{stages}", narrow, tile
+
+
+def large_candidates(narrow: Tile, wide: Tile) -> Iterator[tuple[str, Tile, Tile]]:
+    for block_n, chunk, programs, warps, stages in itertools.product((16, 32), (64, 128), (128, 256), (4, 8), (2, 3)):
+        tile = dataclasses.replace(
+            narrow, block_n=block_n, min_chunk=chunk, num_programs=programs, num_warps=warps, num_stages=stages
+        )
+        yield f"narrow n{block_n} c{chunk} p{programs} w{warps} s{stages}", tile, wide
+    for (block_m, warps), block_n, chunk, stages in itertools.product(
+        ((32, 8), (64, 8), (64, 16)), (16, 32), (256, 512), (1, 2, 3)
+    ):
         tile = dataclasses.replace(
             wide, block_m=block_m, block_n=block_n, min_chunk=chunk, num_warps=warps, num_stages=stages
         )
@@ -219,5 +246,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true", help="compare tiles")
     parser.add_argument("--fp8", action="store_true", help="KV cache in FP8")
+    parser.add_argument("--heads", type=int, nargs=3, default=(HEADS, KV_HEADS, HEAD_DIM), help="queries, KV, size")
     options = parser.parse_args()
+    HEADS, KV_HEADS, HEAD_DIM = options.heads
     sweep() if options.sweep else report(FP8 if options.fp8 else torch.bfloat16)

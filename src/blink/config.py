@@ -97,6 +97,9 @@ class ModelConfig:
         "float16: only if that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
+    per_layer_embeddings: str = option(
+        "auto", "memory of Gemma 4's per-layer table; auto: the GPU's if it fits", choices=("auto", "gpu", "host")
+    )
     max_model_len: int = option(
         0,
         "longest prompt plus output in tokens; 0: the model's own limit; auto or -1: the same, or as much as fits the "
@@ -187,14 +190,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
-        for name in (
-            "max_num_batched_tokens",
-            "num_gpu_blocks_override",
-            "kv_cache_memory_bytes",
-            "prompt_arena_bytes",
-            "cpu_threads",
-        ):
+        for name in ("max_num_batched_tokens", "num_gpu_blocks_override", "prompt_arena_bytes", "cpu_threads"):
             require(self, name, 0)
+        require(self, "kv_cache_memory_bytes", 0)
         require(self, "gpu_memory_utilization", 0.01, 1)
         require(self, "num_queue_pairs", 1, 64)
         require(self, "max_sequences_per_worker", 1, 1 << 16)

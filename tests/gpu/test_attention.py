@@ -19,6 +19,8 @@ from model_specs import make_attention
 
 gpu_attention = pytest.importorskip("blink.kernels.gpu.attention.paged")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.attention.plan")
+gpu_tiles = pytest.importorskip("blink.kernels.gpu.attention.tiles")
+gpu_work = pytest.importorskip("blink.kernels.gpu.attention.work")
 
 MAX_LEN = 1024
 Rows = list[tuple[int, int]]
@@ -138,9 +140,18 @@ def test_attention_equals_the_reference_for_each_shape_of_heads(
     check(device, rows, heads=heads, head_dim=head_dim)
 
 
+@pytest.mark.parametrize("rows", [DECODE[1:], [(1, 9), (1, 500), (20, 290)]], ids=["decode", "mixed"])
+@pytest.mark.parametrize(("heads", "head_dim"), [((8, 1), 512), ((3, 3), 320), ((32, 4), 512)])
+def test_heads_larger_than_usual_equal_the_reference(
+    device: torch.device, rows: Rows, heads: tuple[int, int], head_dim: int
+) -> None:
+    """Whose partial results another kernel adds up."""
+    check(device, rows, heads=heads, head_dim=head_dim, padding=(3, 2))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
-@pytest.mark.parametrize("head_dim", [128, 256])
+@pytest.mark.parametrize("head_dim", [128, 256, 512])
 def test_half_precision_is_close_to_the_reference(
     device: torch.device, rows: Rows, dtype: torch.dtype, head_dim: int
 ) -> None:
@@ -153,7 +164,7 @@ def test_half_precision_is_close_to_the_reference(
 def test_tiles_of_long_steps_are_close_to_the_reference_too(
     device: torch.device, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_plan, "_SHORT_PAIRS", 0)
+    monkeypatch.setattr(gpu_tiles, "_SHORT_PAIRS", 0)
     check(device, MIXED, heads=(8, 2), head_dim=head_dim, dtype=torch.float16, padding=(3, 2))
 
 
@@ -198,6 +209,51 @@ def test_a_cache_in_fp8_is_attended_as_the_reference_does(
     check(device, rows, options=options, padding=(3, 2), dtype=dtype, cache_dtype=FP8)
 
 
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (DECODE, AttentionOptions(scale=1.0)),
+        (CHUNKS, AttentionOptions(window=65, softcap=1.5, scale=0.1)),
+        (CHUNKS, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]))),
+    ],
+    ids=["decode", "window", "sinks"],
+)
+@pytest.mark.parametrize("cache_dtype", [None, FP8])
+def test_heads_larger_than_usual_have_every_option(
+    device: torch.device, rows: Rows, options: AttentionOptions, cache_dtype: torch.dtype | None
+) -> None:
+    if cache_dtype is not None:
+        options = dataclasses.replace(options, kv_scales=KvScales(1.5, 0.1))
+    check(device, rows, head_dim=512, options=options, padding=(3, 2), cache_dtype=cache_dtype)
+
+
+@pytest.mark.parametrize(("window", "context"), [(256, 1000), (64, 700), (200, 201), (1000, 30)])
+@pytest.mark.parametrize("queries", [1, 20])
+def test_no_program_has_keys_behind_the_window(
+    device: torch.device, window: int, context: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And their chunks are as long as those of a context of the window's length."""
+    tile = dataclasses.replace(gpu_tiles.choose_tiles(torch.float32, 1, 1, 64)[0], num_programs=4)
+    monkeypatch.setattr(gpu_plan, "choose_tiles", lambda *_: (tile, tile))
+    rows: Rows = [(queries, context)]
+    batch = move(make_batch(rows, 16, max_tokens=queries, max_rows=1), device)
+    cache = LayerCache(torch.zeros(2, num_blocks(rows, 16), 16, 1, 64, device=device))
+    plan = gpu_plan.plan_attention(batch, queries, 1, [make_attention(1, 1, 64, window=window)], cache)
+    keys = list[int]()
+    for work in plan.work_lists:
+        for item in work.items.cpu():
+            if not item[gpu_work.NUM_QUERIES.value]:
+                continue
+            position = int(item[gpu_work.FIRST_POSITION.value])
+            first, end = int(item[gpu_work.FIRST_KEY.value]), int(item[gpu_work.END_KEY.value])
+            assert max(position - window + 1, 0) <= first < end <= context
+            keys.append(end - first)
+    seen = min(context, window + queries - 1)
+    tiles = -(-queries // tile.block_m)
+    assert sum(keys) >= seen if tiles > 1 else sum(keys) == seen
+    assert max(keys) <= max(tile.min_chunk, -(-tiles * seen // tile.num_programs)) + tile.block_n
+
+
 @pytest.mark.parametrize("padding", [(3, 3), (60, 5), (0, 4)])
 @pytest.mark.parametrize("rows", [DECODE[:3], MIXED[:4]], ids=["decode", "mixed"])
 def test_padding_gives_zeros_and_reads_nothing(device: torch.device, rows: Rows, padding: tuple[int, int]) -> None:
@@ -205,11 +261,19 @@ def test_padding_gives_zeros_and_reads_nothing(device: torch.device, rows: Rows,
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "kilobytes", "stages"), [(128, 228, [3, 3]), (256, 228, [3, 2]), (128, 100, [3, 2])]
+    ("head_dim", "kilobytes", "stages"),
+    [(128, 228, [3, 3]), (256, 228, [3, 2]), (128, 100, [3, 2]), (512, 228, [3, 2]), (512, 164, [2, 1])],
 )
 def test_tiles_have_as_many_stages_as_shared_memory_holds(head_dim: int, kilobytes: int, stages: list[int]) -> None:
-    tiles = gpu_plan.choose_tiles(torch.bfloat16, 4, 512 * 32)
-    assert [gpu_plan.fit_stages(tile, head_dim * 2, kilobytes << 10).num_stages for tile in tiles] == stages
+    tiles = gpu_tiles.choose_tiles(torch.bfloat16, 4, 512 * 32, head_dim)
+    assert [gpu_tiles.fit_stages(tile, head_dim * 2, kilobytes << 10).num_stages for tile in tiles] == stages
+
+
+def test_a_tile_that_does_not_fit_has_fewer_pairs() -> None:
+    _, wide = gpu_tiles.choose_tiles(torch.bfloat16, 8, 1, 512)
+    fitted = gpu_tiles.fit_stages(wide, 1024, 100 << 10, 8)
+    assert (wide.block_m, fitted.block_m, fitted.num_stages) == (64, 16, 1)
+    assert gpu_tiles.fit_stages(wide, 1024, 100 << 10, 32).block_m == 32
 
 
 def test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended(device: torch.device) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from blink.kernels.cpu import rms_norm as cpu
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 
 gpu_rms_norm = pytest.importorskip("blink.kernels.gpu.rms_norm")
@@ -26,6 +27,25 @@ def test_norm_and_residual_equal_the_reference(
     expected = rms_norm_torch(x, weight, 1e-5, residual if has_residual else None)
     torch.testing.assert_close(found.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     torch.testing.assert_close(found_residual.cpu(), residual, rtol=TOLERANCE[dtype], atol=0)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [16, 576])
+@pytest.mark.parametrize("has_scale", [True, False])
+def test_norms_of_what_is_added_and_of_the_sum_equal_the_reference(
+    size: int, dtype: torch.dtype, has_scale: bool, device: torch.device
+) -> None:
+    torch.manual_seed(size)
+    update, residual = torch.randn(7, size).to(dtype) * 3, torch.randn(7, size).to(dtype)
+    weights, scale = (torch.rand(2, size) + 0.5).to(dtype), torch.tensor([0.7]).to(dtype) if has_scale else None
+    found_residual = residual.to(device, copy=True)
+    found = gpu_rms_norm.add_norm(
+        *(update.to(device), weights[0].to(device), found_residual, weights[1].to(device), 1e-3),
+        None if scale is None else scale.to(device),
+    )
+    expected = cpu.add_norm(update, weights[0], residual, weights[1], 1e-3, scale)
+    torch.testing.assert_close(found.cpu(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    torch.testing.assert_close(found_residual.cpu(), residual, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def test_last_tokens_of_rows_are_normalised_and_nothing_else_is_written(device: torch.device) -> None:

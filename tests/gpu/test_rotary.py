@@ -10,7 +10,7 @@ from blink.formats.fp8 import FP8
 from blink.kernels.cpu.rotary import rotate_and_store_torch
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import HeadNorm, KvScales
-from blink.kernels.rotary import make_rotary_table
+from blink.kernels.rotary import make_rotary_table, rotate_and_store
 from blink.models.rope import Rope
 
 gpu_rotary = pytest.importorskip("blink.kernels.gpu.rotary")
@@ -44,6 +44,41 @@ def test_queries_and_cache_equal_the_reference(
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found_cache.cpu(), cache, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(3, 64), (9, 96), (2, 512)])
+def test_heads_of_values_are_normalised(device: torch.device, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    kv_slots = torch.tensor([17, -1, 79], dtype=torch.int32)
+    qkv = torch.randn(3, (4 + 2 * kv_heads) * head_dim).to(dtype)
+    rotation = make_rotary_table(Rope(theta=1e4, rotary_dim=head_dim).frequencies(), 64, "cpu")[[0, 1, 63]]
+    caches = [torch.full((2, NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim), 7.0, dtype=dtype) for _ in range(2)]
+    on_device = caches[0].to(device, copy=True)
+    found = gpu_rotary.rotate_and_store(
+        qkv.to(device), rotation.to(device), kv_slots.to(device), LayerCache(on_device), value_eps=1e-3
+    )
+    expected = rotate_and_store(qkv.clone(), rotation, kv_slots, LayerCache(caches[1]), value_eps=1e-3)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(on_device.cpu(), caches[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_queries_alone_are_rotated_and_nothing_is_written(device: torch.device, with_norm: bool) -> None:
+    torch.manual_seed(4)
+    kv_slots = torch.tensor([17, 3, 79], dtype=torch.int32)
+    query, weight = torch.randn(3, 9 * 64), torch.rand(64) + 0.5
+    rotation = make_rotary_table(Rope(theta=1e4, rotary_dim=64).frequencies(), 64, "cpu")[[0, 1, 63]]
+    cells = torch.full((2, NUM_BLOCKS, BLOCK_SIZE, 2, 64), 7.0)
+    norms = [HeadNorm(weight.to(place), weight.to(place), 1e-6) if with_norm else None for place in (device, "cpu")]
+    on_device = LayerCache(cells.to(device, copy=True))
+    found = gpu_rotary.rotate_and_store(
+        query.to(device), rotation.to(device), kv_slots.to(device), on_device, norms[0], has_keys=False
+    )
+    expected = rotate_and_store(query.clone(), rotation, kv_slots, LayerCache(cells), norms[1], has_keys=False)
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(on_device.cells.cpu(), torch.full_like(cells, 7.0)) and torch.equal(cells, on_device.cells.cpu())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

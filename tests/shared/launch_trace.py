@@ -29,6 +29,7 @@ H100 = SimpleNamespace(
     L2_cache_size=50 << 20,
     shared_memory_per_multiprocessor=228 << 10,
     shared_memory_per_block_optin=227 << 10,
+    total_memory=79 << 30,
 )
 _MAP_BYTES = 128
 _PRODUCTS = (functional.linear, torch.matmul, torch.mm, torch.addmm, torch.bmm, torch._scaled_mm)  # pyright: ignore[reportPrivateImportUsage]
@@ -101,6 +102,7 @@ def pretended_gpu(note: Callable[[str], None], gpu: SimpleNamespace = H100) -> I
         "get_device_properties": lambda *_: gpu,
         "get_device_name": lambda *_: gpu.name,
         "is_current_stream_capturing": lambda: False,
+        "mem_get_info": lambda *_: (gpu.total_memory, gpu.total_memory),
         "current_stream": lambda *_: SimpleNamespace(cuda_stream=0),
     }
 

@@ -14,7 +14,7 @@ import torch
 
 import blink
 from blink.fields import Fields
-from blink.formats.experts import Fp8Experts, PackedExperts, allocate_experts
+from blink.formats.experts import Fp8Experts, PackedExperts, allocate_experts, multiply_experts
 from blink.formats.gguf import GgufRows
 from blink.formats.registry import FORMATS, STORAGES
 from blink.formats.schemes import (
@@ -82,6 +82,19 @@ def test_experts_are_kept_as_the_scheme_says(storage: str) -> None:
     assert numbers == 2 * 16 * 384 * scheme.weight_bytes
     rows = allocate_experts(FP8_ROWS, (2, 16, 384), torch.empty)
     assert isinstance(rows, Fp8Experts) and rows.encoding == FP8_ROWS.encoding
+
+
+@pytest.mark.parametrize("scheme", [FP8_ROWS, *map(Quantization, ("fp8", "packed", "mxfp4"))], ids=str)
+def test_each_expert_is_multiplied_by_its_factor(scheme: Quantization) -> None:
+    torch.manual_seed(3)
+    experts = allocate_experts(scheme, (3, 16, 384), torch.empty)
+    for expert in range(3):
+        drawn = FORMATS[scheme.format].draw(0.02 * torch.randn(16, 384), scheme)
+        experts.store(expert, slice(None), drawn)
+    factors = torch.tensor([0.3, 1.7, 5.0])
+    expected = experts.dequantize(torch.float32) * factors[:, None, None]
+    multiply_experts(experts, factors)
+    torch.testing.assert_close(experts.dequantize(torch.float32), expected, rtol=1e-3, atol=0)
 
 
 def test_schemes_need_no_torch() -> None:

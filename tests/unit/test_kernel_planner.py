@@ -29,7 +29,7 @@ from blink.plan.site import Bucket
 from blink.runner.gpu_device import DELTA_DECODE, MAX_MIXED_TOKENS, PAGED_ATTENTION, PERMUTED, STREAMED, GpuDevice
 from blink.runner.planner import choose_gated, choose_matmul, plan_step
 from blink.runner.sites import LayerSites, ModelSites, expected_sites
-from model_specs import make_attention, make_spec
+from model_specs import attention_of, make_attention, make_spec
 
 _CONFIGS = Path(blink.models.__path__[0]) / "configs"
 _SHAPES = Path(__file__).parents[2] / "benchmarks" / "configs"
@@ -183,20 +183,34 @@ def test_another_gpu_takes_what_runs_there() -> None:
 
 
 def test_heads_that_no_attention_takes_are_refused() -> None:
-    wide = make_spec("gemma4_text", make_attention(8, 2, 512), DenseMlp(size=1024), num_layers=2)
+    wide = make_spec("gemma4_text", make_attention(8, 2, 528), DenseMlp(size=1024), num_layers=2)
     for rows, tokens in ((1, 0), (4, 64)):
-        with pytest.raises(ConfigError, match=r"No kernel .*: .*paged attention \(heads of 512\)"):
+        with pytest.raises(ConfigError, match=r"No kernel .*: .*paged attention \(heads of 528\)"):
             plan(expected_sites(wide, 16), rows, tokens=tokens)
-    assert plan(expected_sites(make_spec("", make_attention(8, 2, 256), DenseMlp(size=1024), num_layers=2), 16), 4)
+    assert plan(expected_sites(make_spec("", make_attention(8, 2, 512), DenseMlp(size=1024), num_layers=2), 16), 4)
 
 
 def test_a_gpu_refuses_heads_before_weights_are_read(tmp_path: Path) -> None:
-    """Gemma 4 has heads of 512 in layers without a window."""
-    case = json.loads(Path(__file__).with_name("model_facts.json").read_text())["gemma-4-31b"]
-    (tmp_path / "config.json").write_text(json.dumps(case["config"]))
-    config = ModelConfig(model=str(tmp_path), load_format="dummy")
-    with pytest.raises(ConfigError, match=r"paged attention does not take heads of 512: use --device cpu"):
-        load_model(config, torch.device("cuda"), torch.bfloat16)
+    config = json.loads((_SHAPES / "gemma-4-31b" / "config.json").read_text())
+    config["text_config"]["global_head_dim"] = 1024
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"paged attention does not take heads of 1024: use --device cpu"):
+        load_model(ModelConfig(model=str(tmp_path), load_format="dummy"), torch.device("cuda"), torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e2b"])
+@pytest.mark.parametrize("fp8", [False, True])
+def test_each_layer_of_gemma_4_has_kernels(name: str, fp8: bool) -> None:
+    """Those of both shapes the paged attention, in tiles that fit the memory of an SM."""
+    spec = read_spec(_SHAPES / name)
+    for rows, tokens in ((1, 0), (32, 0), (32, 2048)):
+        found = plan(expected_sites(spec, 16, fp8=fp8), rows, tokens=tokens)
+        assert found.norms is NormStyle.KERNEL
+        assert {layer.attend.kernel for layer in found.layers} == {PAGED_ATTENTION}
+        attends = zip(spec.layers, found.layers, strict=True)
+        shown = {attention_of(one).head_dim: layer.attend.config for one, layer in attends}
+        prompts = "; prompts: 64 x 32" if tokens else ""
+        assert shown[512] == f"16 x 32{prompts} (by rule)" and {*shown} == {256, 512}
 
 
 @pytest.mark.parametrize(("fp8", "most"), [(False, 2), (True, 1)])

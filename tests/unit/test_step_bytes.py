@@ -17,6 +17,7 @@ from blink.models.weights.source import read_spec
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "src" / "blink" / "models" / "configs"
+BENCHMARKED = ROOT / "benchmarks" / "configs"
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,34 @@ def test_a_step_reads_and_writes_the_states_of_recurrent_layers(step_bytes: Modu
     state = 32 * 128 * 128 * 4 + 4 * (2 * 16 * 128 + 32 * 128) * 2
     assert step_bytes.cache_bytes(spec, 32, 4096, 2) == 32 * (4096 * 2 * 2 * 256 * 10 * 2 + 2 * 30 * state)
     assert step_bytes.weight_bytes(spec, 1, 2) / 1e9 == pytest.approx(5.89, abs=0.01)  # of 69.3 GB
+
+
+def test_a_layer_reads_no_more_keys_than_its_window(step_bytes: ModuleType) -> None:
+    """Gemma 4 31B: 50 layers of 16 heads of 256 with a window of 1024, 10 of 4 heads of 512 without."""
+    spec = read_spec(BENCHMARKED / "gemma-4-31b")
+    for context in (300, 1024, 32768):
+        numbers = 50 * min(context, 1024) * 2 * 16 * 256 + 10 * context * 2 * 4 * 512
+        assert step_bytes.cache_bytes(spec, 7, context, 2) == 7 * numbers * 2
+
+
+def test_keys_that_layers_share_are_read_by_each(step_bytes: ModuleType) -> None:
+    """Gemma 4 E2B: one head of 256 in 28 layers, of 512 in 7; of all these 15 keep any."""
+    spec = read_spec(BENCHMARKED / "gemma-4-e2b")
+    assert step_bytes.cache_bytes(spec, 1, 400, 2) == 400 * 2 * (28 * 256 + 7 * 512) * 2
+    assert step_bytes.cache_bytes(spec, 1, 4000, 2) == 2 * (28 * 512 * 256 + 7 * 4000 * 512) * 2
+
+
+def test_of_per_layer_embeddings_a_step_reads_a_row_for_each_token(step_bytes: ModuleType) -> None:
+    spec = read_spec(BENCHMARKED / "gemma-4-e2b")
+    table = 262144 * 35 * 256
+    assert step_bytes.weight_bytes(spec, 1, 2) == 2 * (spec.num_parameters - table + 35 * 256)
+    assert step_bytes.weight_bytes(spec, 9, 2) - step_bytes.weight_bytes(spec, 1, 2) == 2 * 8 * 35 * 256
+
+
+@pytest.mark.parametrize(("name", "billions"), [("gemma-4-26b-a4b", 3.8), ("gemma-4-31b", 30.7)])
+def test_gemma_4_reads_what_its_tokens_take(step_bytes: ModuleType, name: str, billions: float) -> None:
+    found = step_bytes.weight_bytes(read_spec(BENCHMARKED / name), 1, 2)
+    assert found / 2e9 == pytest.approx(billions, rel=0.02)
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

@@ -242,7 +242,8 @@ def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> Weig
     """Count weights, and those that one token needs: its experts, and of an embedding that is no output a row."""
     active = spec.with_layers(lambda layer: replace(layer, mlp=layer.mlp.active))
     total = spec.num_parameters * size
-    read = (active.num_parameters - (0 if spec.tie_embeddings else spec.num_output_weights)) * size
+    unread = spec.num_table_weights + (0 if spec.tie_embeddings else spec.num_output_weights)
+    read = (active.num_parameters - unread) * size
     scheme, output = spec.quantization, spec.output_quantization
     if stays_quantized and scheme is not None:  # on a GPU
         experts = spec.num_expert_weights

@@ -101,6 +101,9 @@ class Engine(ABC):
     def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
+        inputs = self._model.inputs
+        if inputs is not None and inputs.table.device != self._model.device:
+            logger.info("%.2f GB of them are per-layer embeddings in the host's memory", inputs.table.nbytes / 1e9)
         logger.info("KV cache: %d blocks of %d tokens, %s", size.num_blocks, config.block_size, dtype)
         if size.num_window_blocks:
             longest = self._cache_shape.bytes_of_longest / 1e9

@@ -13,7 +13,7 @@ from blink.formats.base import QuantizedWeight, StoredMatrix, plain
 from blink.formats.fp8 import FP8
 from blink.formats.layouts import ExpertMatrices
 from blink.formats.matrix import QuantizedMatrix
-from blink.formats.registry import FORMATS
+from blink.formats.registry import FORMATS, UNIT_FORMATS
 from blink.formats.schemes import BF16, FP8_ROW, GROUP, Encoding, FormatId, Quantization
 
 
@@ -70,6 +70,10 @@ class Fp8Experts:
     def store(self, expert: int, rows: slice, matrix: QuantizedMatrix) -> None:
         """Copy a matrix, whose rows have a scale each, into some rows of an expert's."""
         self.values[expert, rows], self.scales[expert, rows] = matrix.values, matrix.scales[:, 0]
+
+    def multiply(self, factors: Tensor) -> None:
+        """Multiply each expert's matrix by its factor."""
+        self.scales.mul_(factors[:, None])
 
     def __getitem__(self, expert: int) -> Tensor:
         return self.values[expert].float() * self.scales[expert, :, None]
@@ -129,6 +133,16 @@ class PackedExperts:
         if self.row_scales is not None and scales is not None:
             self.row_scales[expert, rows] = scales
 
+    def multiply(self, factors: Tensor) -> None:
+        """Multiply each expert's matrix by its factor; the scales are rounded as their format has them."""
+        if self.row_scales is not None:
+            self.row_scales.mul_(factors[:, None])
+            return
+        form = UNIT_FORMATS[self.format]
+        for words, factor in zip(self.groups, factors, strict=True):
+            scales, zeros = form.split_scales(words)
+            words.copy_(form.join_scales(scales * factor, zeros))
+
     def __getitem__(self, expert: int) -> Tensor:
         """Return an expert's matrix in float32."""
         values = self.values[expert]
@@ -151,6 +165,14 @@ def allocate_experts(
 
 
 ExpertWeights = Tensor | QuantizedExperts | Fp8Experts | PackedExperts  # [experts, out, in]
+
+
+def multiply_experts(weight: ExpertWeights, factors: Tensor) -> None:
+    """Multiply each expert's matrix, kept as all are, in place by its factor, float32 [experts]."""
+    if find_encoding(weight) == BF16:
+        plain(weight).mul_(factors[:, None, None])
+    else:
+        weight.multiply(factors)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def find_encoding(weight: ExpertWeights) -> Encoding | None:

@@ -21,6 +21,18 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return _code_for(x).rms_norm(x, weight, eps, residual)
 
 
+def add_norm(
+    update: Tensor, end_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None
+) -> Tensor:
+    """Add the norm of an update to the residual [tokens, size] in place, and return the norm of that.
+
+    end_weight, weight: [size], of both norms; scale: [1], which the residual is then multiplied by.
+    """
+    assert end_weight.shape == weight.shape == update.shape[-1:]
+    assert residual.shape == update.shape
+    return _code_for(update).add_norm(update, end_weight, residual, weight, eps, scale)
+
+
 def last_token_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor, query_starts: Tensor, num_rows: int
 ) -> Tensor:
@@ -51,10 +63,3 @@ def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float) -> N
     wide = part.float()
     rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     torch.mul(wide * rate, weight, out=part)
-
-
-def normalize_heads(x: Tensor, head_dim: int, eps: float) -> None:
-    """Normalise each head of x [rows, heads * head_dim], which may be a view, in place and without a weight."""
-    heads = x.unflatten(1, (-1, head_dim))
-    wide = heads.float()
-    heads.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))

@@ -157,9 +157,13 @@ class ModelSpec(Part):
         return layers + embeddings + projections + table + norm + self._num_input_weights
 
     @property
+    def num_table_weights(self) -> int:
+        """Number of weights in the table of per-layer embeddings, of which a step reads a row for each token."""
+        return 0 if self.layer_inputs is None else self.layer_inputs.rows * self.num_layers * self.layer_inputs.size
+
+    @property
     def _num_input_weights(self) -> int:
         """Number of weights of per-layer embeddings, but for the layers' own."""
         if self.layer_inputs is None:
             return 0
-        columns = self.num_layers * self.layer_inputs.size
-        return (self.layer_inputs.rows + self.hidden_size) * columns + self.layer_inputs.size
+        return self.num_table_weights + (self.hidden_size * self.num_layers + 1) * self.layer_inputs.size

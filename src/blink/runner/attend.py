@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
 from blink.kernels.delta_rule import Projections, Rows
-from blink.kernels.rms_norm import normalize_heads, rms_norm_columns
+from blink.kernels.rms_norm import rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
 from blink.models.layers import Attention, QueryGrowth
 from blink.plan.execution_plan import NormStyle
@@ -53,7 +52,6 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
     rotations = [table.index_select(0, positions) for table in model.rotary_tables]
     growths = {one.query_growth for one in model.attentions}
     factors = {growth: _grow(positions, growth, model.dtype) for growth in growths if growth is not None}
-    nowhere = torch.full_like(positions, -1)
     plans = _plan_shapes(step)
 
     def attend(qkv: Tensor, index: int) -> Tensor:
@@ -64,12 +62,17 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
         if mixer.output_gate:
             qkv, gates = _split_gates(qkv, mixer)
         _normalize_all_heads(step, qkv, index, mixer)
-        if mixer.kv_source is not None:  # to rotate queries is to rotate no keys beside them and to store none
-            qkv = functional.pad(qkv, (0, 2 * mixer.kv_size))
-        elif mixer.value_norm:
-            normalize_heads(qkv[:, -mixer.kv_size :], mixer.head_dim, model.spec.rms_norm_eps)
-        slots = batch.find_kv_slots(mixer.window)[:tokens] if mixer.kv_source is None else nowhere
-        query = rotate_and_store(qkv, rotation, slots, cache, layer.head_norm, layer.attention.kv_scales)
+        has_keys = mixer.kv_source is None
+        query = rotate_and_store(
+            qkv,
+            rotation,
+            batch.find_kv_slots(mixer.window)[:tokens],
+            cache,
+            layer.head_norm,
+            layer.attention.kv_scales,
+            value_eps=model.spec.rms_norm_eps if mixer.value_norm and has_keys else None,
+            has_keys=has_keys,
+        )
         if mixer.query_growth is not None:
             query = query.mul_(factors[mixer.query_growth])
         found = paged_attention(query, cache, plans[mixer.shape], layer.attention)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from blink.kernels.cpu.delta_rule import advance
+from blink.kernels.cpu.layer_inputs import join_inputs
 from blink.kernels.cpu.snapshots import copy_states
 from blink.kernels.moe import moe
 from blink.models.layer_weights import MoeWeights
@@ -41,7 +42,7 @@ class CpuCode:
         self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts})
         self.attentions = {}
         self.recurrences = {RECURRENT_RULE: advance}
-        self.copy_states = copy_states
+        self.copy_states, self.join_inputs = copy_states, join_inputs
 
     def planned_size(self, bucket: Bucket) -> Bucket:  # noqa: ARG002
         """Return the one size: a step of each size takes the same kernels."""

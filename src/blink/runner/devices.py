@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.delta_rule import Advance
+from blink.kernels.layer_inputs import JoinInputs
 from blink.kernels.snapshots import CopyStates
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import CpuCode
@@ -45,6 +46,11 @@ class DeviceCode(Protocol):
     @property
     def copy_states(self) -> CopyStates:
         """What copies recurrent states to snapshots and from them."""
+        ...
+
+    @property
+    def join_inputs(self) -> JoinInputs:
+        """What computes the inputs that layers have of their own."""
         ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.layer_inputs import join_inputs
 from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.recurrent import decode as delta_decode
 from blink.kernels.gpu.recurrent import prefill as delta_prefill
@@ -48,7 +49,7 @@ class GpuCode:
         self.kernels = Kernels.of(self.device, {PERMUTED: _place_experts, GATHERED: mix_experts})
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
         self.recurrences = {DELTA_DECODE: delta_decode.decode, DELTA_CHUNKS: delta_prefill.prefill}
-        self.copy_states = snapshots.copy_states
+        self.copy_states, self.join_inputs = snapshots.copy_states, join_inputs
 
     def planned_size(self, bucket: Bucket) -> Bucket:
         """Return the size itself."""

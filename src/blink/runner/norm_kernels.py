@@ -3,20 +3,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.formats.base import Weight
+from blink.formats.base import Weight, plain
 from blink.kernels.activation import activate
 from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
 from blink.kernels.operands import Norm
-from blink.kernels.rms_norm import rms_norm
+from blink.kernels.rms_norm import add_norm, rms_norm
 from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
 from blink.runner.matmul import linear
 from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """What is yet to be added to the residual."""
+
+    update: Tensor
+    end_norm: Tensor | None = None  # of the update
+    scale: Tensor | None = None  # that the residual is then multiplied by
 
 
 class NormKernels(Stream):
@@ -27,17 +38,27 @@ class NormKernels(Stream):
         self.residual = residual
         self._step, self._eps = step, step.model.spec.rms_norm_eps
         self._norms = LAYER_NORMS if step.model.spec.layers[0].norm_biases else RMS_NORMS
-        self._update: Tensor | None = None  # that is yet to be added
+        self._pending: _Pending | None = None
         self._projected: Tensor | None = None  # what project() has multiplied last
 
     def read(self, norm: Norm | None) -> Tensor:
         """Return the norm of the residual [tokens, hidden], or the residual itself."""
-        update, self._update = self._update, None
-        if norm is None:
-            return self.residual if update is None else self.residual.add_(update)
-        if update is None:
-            return self._norms.whole(self.residual, norm, self._eps)
-        return self._norms.whole(update, norm, self._eps, self.residual)
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
+        if norm is not None and pending.end_norm is not None:
+            return add_norm(pending.update, pending.end_norm, self.residual, plain(norm), self._eps, pending.scale)
+        if norm is not None and pending.scale is None:
+            return self._norms.whole(pending.update, norm, self._eps, self.residual)
+        self.residual.add_(self._normalize(pending))
+        if pending.scale is not None:
+            self.residual.mul_(pending.scale)
+        return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
+
+    def _normalize(self, pending: _Pending) -> Tensor:
+        """Return what is to be added."""
+        update, norm = pending.update, pending.end_norm
+        return update if norm is None else rms_norm(update, norm, self._eps)
 
     def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         """Return the norm of the residual times a weight."""
@@ -85,28 +106,29 @@ class NormKernels(Stream):
 
     def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
         """Add what a layer makes of its own input, and scale the residual."""
-        residual = self.read(None)
         if end.inputs is not None:
             assert inputs is not None
-            gated = functional.gelu(linear(residual, end.inputs.gate), approximate="tanh").mul_(inputs)
-            residual.add_(rms_norm(linear(gated, end.inputs.projection), end.inputs.norm, self._eps))
-        residual.mul_(end.scale)
+            gated = functional.gelu(linear(self.read(None), end.inputs.gate), approximate="tanh").mul_(inputs)
+            self._pending = _Pending(linear(gated, end.inputs.projection), end.inputs.norm)
+        assert self._pending is not None
+        self._pending = replace(self._pending, scale=end.scale)
 
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
         """Return the logits [rows, vocab] of each row's last token."""
         model, rows = self._step.model, self._step.bucket.rows
-        batch, update = self._step.batch, self._update
-        if update is None:
+        batch = self._step.batch
+        if self._pending is not None and self._pending.scale is not None:
+            self.read(None)
+        if self._pending is None:
             hidden = self._norms.whole(take_last_tokens(self.residual, batch, rows), model.norm, self._eps)
         else:
-            starts = batch.query_starts
+            starts, update = batch.query_starts, self._normalize(self._pending)
             hidden = self._norms.last_tokens(update, model.norm, self._eps, self.residual, starts, rows)
         return cap_logits(model.spec, self._multiply(hidden, weight, None, choice))
 
     def pause(self) -> None:
         """Leave all in the residual."""
-        if self._update is not None:
-            self.residual.add_(self._update)
+        self.read(None)
 
     def _run_dense(self, hidden: Tensor, mlp: DenseWeights, plan: LayerPlan) -> Tensor:
         """Return a gated MLP of rows."""
@@ -119,9 +141,10 @@ class NormKernels(Stream):
         return self._multiply(inner, mlp.down, mlp.biases[1], plan.down)
 
     def _write(self, update: Tensor, then: Then) -> None:
-        if then.end_norm is not None:
-            update = self._norms.whole(update, then.end_norm, self._eps)
-        self._update = update if then.scale == 1 else update.mul_(then.scale)
+        end_norm = None if then.end_norm is None else plain(then.end_norm)
+        if then.scale != 1:
+            update, end_norm = self._normalize(_Pending(update, end_norm)).mul_(then.scale), None
+        self._pending = _Pending(update, end_norm)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         return self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias)

@@ -146,7 +146,7 @@ class Runner:
 
     def _run_layers(self, step: Step, layers: range, stream: Stream, attend: Attend) -> None:
         """Add what some layers compute to the residual."""
-        inputs = self._compute_inputs(step)
+        inputs = self._compute_inputs(step, layers)
         for index in layers:
             layer, plan = self.model.layers[index], step.plan.layers[index]
             scale = self.model.spec.layers[index].residual_scale
@@ -157,17 +157,18 @@ class Runner:
             into_next = Then(layer.mlp_end_norm, scale, *self._find_next(step, index))
             layer.mlp.add_to(stream, layer.mlp_norm, plan, into_next)
             if layer.end is not None:
-                stream.end_layer(layer.end, None if inputs is None else inputs[:, index])
+                stream.end_layer(layer.end, None if inputs is None else inputs[:, index - layers.start])
         if layers.stop == len(self.model.layers):
             save_snapshots(step, self._code.copy_states)
 
-    def _compute_inputs(self, step: Step) -> Tensor | None:
-        """Return the inputs that layers have of their own; None: they have none."""
+    def _compute_inputs(self, step: Step, layers: range) -> Tensor | None:
+        """Return the inputs that some layers have of their own; None: they have none."""
         weights, tokens = self.model.inputs, step.bucket.tokens
         if weights is None:
             return None
         embeddings = self._embed(step.batch, tokens)
-        return compute_layer_inputs(weights, step.batch.input_ids[:tokens], embeddings, self.model.spec.rms_norm_eps)
+        ids, eps = step.batch.input_ids[:tokens], self.model.spec.rms_norm_eps
+        return compute_layer_inputs(self._code.join_inputs, weights, ids, embeddings, layers, eps)
 
     def _find_next(self, step: Step, index: int) -> tuple[Norm | None, FormatId | None]:
         """Return the norm behind a layer, and what its reader reads."""

@@ -35,6 +35,16 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, residual: Tensor | Non
     return functional.rms_norm(x, weight.shape, weight, eps)
 
 
+def add_norm(
+    update: Tensor, end_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None
+) -> Tensor:
+    """Compute add_norm as two norms."""
+    residual.add_(rms_norm(update, end_weight, eps))
+    if scale is not None:
+        residual.mul_(scale)
+    return rms_norm(residual, weight, eps)
+
+
 def last_token_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor, query_starts: Tensor, num_rows: int
 ) -> Tensor:

@@ -61,6 +61,21 @@ def rotate_and_store_torch(
     return rotated[:, :num_q]
 
 
+def rotate_queries(query: Tensor, rotation: Tensor, head_dim: int, head_norm: HeadNorm | None) -> Tensor:
+    """Return queries [tokens, heads * head_dim] normalised and rotated [tokens, heads, head_dim]."""
+    heads = query.view(query.shape[0], -1, head_dim)
+    if head_norm is not None:
+        heads = rms_norm_torch(heads, head_norm.query_weight, head_norm.eps)
+    return rotate(heads, rotation)
+
+
+def normalize_values(qkv: Tensor, cache: LayerCache, eps: float) -> None:
+    """Normalise each head of the values of qkv in place, without a weight."""
+    values = qkv[:, -cache.kv_heads * cache.head_dim :].unflatten(1, (cache.kv_heads, cache.head_dim))
+    wide = values.float()
+    values.copy_(wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+
+
 def rotate(heads: Tensor, rotation: Tensor) -> Tensor:
     """Rotate the leading components of heads [tokens, heads, head_dim] (computed in float32); the others are copied."""
     half = rotation.shape[1] // 2

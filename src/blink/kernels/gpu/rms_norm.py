@@ -60,6 +60,30 @@ def last_token_norm(
     return result
 
 
+def add_norm(
+    update: Tensor, end_weight: Tensor, residual: Tensor, weight: Tensor, eps: float, scale: Tensor | None = None
+) -> Tensor:
+    """Compute add_norm of contiguous tensors in one kernel, which rounds as its parts would."""
+    assert update.is_contiguous() and residual.is_contiguous() and residual.dtype == update.dtype
+    size = update.shape[-1]
+    result = torch.empty_like(update)
+    block = triton.next_power_of_2(size)
+    _add_norm[(update.numel() // size,)](
+        update,
+        end_weight,
+        residual,
+        weight,
+        weight if scale is None else scale,
+        result,
+        size,
+        eps,
+        HAS_SCALE=scale is not None,
+        BLOCK=block,
+        num_warps=_num_warps(block),
+    )
+    return result
+
+
 def _num_warps(block: int) -> int:
     return min(max(block // _ELEMENTS_PER_WARP, 1), 16)
 
@@ -96,3 +120,30 @@ def _norm(
             tl.store(residual + place, rounded, mask=inside)
     rate = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
     tl.store(result + row.to(tl.int64) * size + column, values * rate * scale, mask=inside)
+
+
+@triton.jit
+def _add_norm(
+    update, end_weight, residual, weight, scale, result, size, eps, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Add one row's norm to its residual, and write the norm of that."""
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    place = tl.program_id(0).to(tl.int64) * size + column
+    added = _normalize(tl.load(update + place, mask=inside, other=0.0), end_weight, size, eps, BLOCK)
+    total = tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = residual.dtype.element_ty
+    total = (total + added.to(dtype).to(tl.float32)).to(dtype)
+    if HAS_SCALE:
+        total = (total.to(tl.float32) * tl.load(scale).to(tl.float32)).to(dtype)
+    tl.store(residual + place, total, mask=inside)
+    tl.store(result + place, _normalize(total, weight, size, eps, BLOCK), mask=inside)
+
+
+@triton.jit
+def _normalize(values, weight, size, eps, BLOCK: tl.constexpr):
+    """Return the norm of a row whose numbers behind `size` are 0, in float32."""
+    column = tl.arange(0, BLOCK)
+    values = values.to(tl.float32)
+    rate = tl.rsqrt(tl.sum(values * values, axis=0) / size + eps)
+    return values * rate * tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)

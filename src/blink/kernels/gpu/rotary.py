@@ -25,17 +25,20 @@ def rotate_and_store(
     cache: LayerCache,
     head_norm: HeadNorm | None = None,
     kv_scales: KvScales = UNSCALED,
+    *,
+    value_eps: float | None = None,
+    has_keys: bool = True,
 ) -> Tensor:
     """Compute rotate_and_store of contiguous tensors; qkv stays as it is."""
     assert qkv.is_contiguous() and cache.cells.is_contiguous() and rotation.is_contiguous()
     assert cache.dtype in (qkv.dtype, FP8) and rotation.dtype == torch.float32 and kv_slots.dtype == torch.int32
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     num_tokens = qkv.shape[0]
-    num_heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    num_heads = qkv.shape[1] // head_dim - 2 * kv_heads * has_keys
     half = rotation.shape[1] // 2
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
-    parts = triton.cdiv(num_heads, _HEADS_PER_PROGRAM) + 2 * triton.cdiv(kv_heads, _HEADS_PER_PROGRAM)
-    _rotate_and_store[(parts, num_tokens)](
+    query_parts, kv_parts = (triton.cdiv(count, _HEADS_PER_PROGRAM) for count in (num_heads, kv_heads))
+    _rotate_and_store[(query_parts + 2 * kv_parts * has_keys, num_tokens)](
         qkv,
         rotation,
         kv_slots,
@@ -47,7 +50,10 @@ def rotate_and_store(
         head_norm.eps if head_norm else 0.0,
         1 / kv_scales.key,
         1 / kv_scales.value,
+        value_eps or 0.0,
         HAS_NORM=head_norm is not None,
+        HAS_VALUE_NORM=value_eps is not None,
+        HAS_KEYS=has_keys,
         NUM_HEADS=num_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -63,14 +69,15 @@ def rotate_and_store(
 @triton.jit
 def _rotate_and_store(
     qkv, rotation, kv_slots, query, kv_cache, values_offset, query_weight, key_weight, eps, key_rate, value_rate,
-    HAS_NORM: tl.constexpr, NUM_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
+    value_eps, HAS_NORM: tl.constexpr, HAS_VALUE_NORM: tl.constexpr, HAS_KEYS: tl.constexpr, NUM_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)
     query_parts: tl.constexpr = (NUM_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
     kv_parts: tl.constexpr = (KV_HEADS + BLOCK_HEADS - 1) // BLOCK_HEADS
-    source = qkv + token * (NUM_HEADS + 2 * KV_HEADS) * HEAD_DIM
+    source = qkv + token * (NUM_HEADS + (2 * KV_HEADS if HAS_KEYS else 0)) * HEAD_DIM
     rotation += token * 2 * HALF
     if part < query_parts:
         queries = query + token * NUM_HEADS * HEAD_DIM
@@ -93,7 +100,25 @@ def _rotate_and_store(
         else:
             block: tl.constexpr = BLOCK_HEADS * HEAD_DIM
             size: tl.constexpr = KV_HEADS * HEAD_DIM
-            _copy(source + size, keys + values_offset, value_rate, (part - kv_parts) * block, block, size)
+            if HAS_VALUE_NORM:
+                _normalize(
+                    source + size, keys + values_offset, value_eps, value_rate, part - kv_parts,
+                    KV_HEADS, HEAD_DIM, BLOCK_HEADS,
+                )  # fmt: skip
+            else:
+                _copy(source + size, keys + values_offset, value_rate, (part - kv_parts) * block, block, size)
+
+
+@triton.jit
+def _normalize(source, target, eps, rate, part, num_heads, HEAD_DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr):
+    """Write the norms of BLOCK_HEADS heads of values."""
+    heads = part * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)[:, None]
+    dims = tl.arange(0, triton.next_power_of_2(HEAD_DIM))[None, :]
+    inside = (heads < num_heads) & (dims < HEAD_DIM)
+    offsets = heads * HEAD_DIM + dims
+    values = tl.load(source + offsets, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(values * values, axis=1) / HEAD_DIM + eps)[:, None]
+    _store(target + offsets, (values * scale).to(source.dtype.element_ty), rate, inside)
 
 
 @triton.jit

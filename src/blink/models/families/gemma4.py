@@ -53,7 +53,9 @@ def _adapt_config(spec: ModelSpec, config: Fields) -> ModelSpec:
     if sharing.first < 1 or {*kinds[: sharing.first]} != {*kinds}:
         raise ConfigError(f"{config.place}: no layer keeps what 'num_kv_shared_layers' share; download it again.")
     size = config.integer("hidden_size_per_layer_input", 0, low=0)
-    inputs = LayerInputs(config.integer("vocab_size_per_layer_input", spec.vocab_size), size) if size else None
+    rows = config.integer("vocab_size_per_layer_input", spec.vocab_size)
+    config.require(not size or rows >= spec.vocab_size, "per-layer embeddings of some tokens only")
+    inputs = LayerInputs(rows, size) if size else None
     found: dict[tuple[str, int | None], LayerSpec] = {}
     layers: list[LayerSpec] = []
     for index, layer in enumerate(spec.layers):

@@ -28,6 +28,7 @@ from blink.models.weights.stored_tensors import Stored, open_tensors, split_expe
 _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.")
 _DRAFT = "mtp."  # how the names of layers begin that predict further tokens
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DRAWN_ROWS = 8192  # of a random table in the host's memory, at once
 _PLACED_NAME = re.compile(r"(layers\.\d+\.)?(.+)(\.[^.]+)")
 
 
@@ -228,6 +229,7 @@ class DummyCheckpoint:
     keeps_groups = True
 
     def __init__(self, device: torch.device, seed: int) -> None:
+        self._device = device
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
@@ -236,8 +238,12 @@ class DummyCheckpoint:
     def fill(self, name: str, target: Tensor) -> None:
         if name.endswith("norm.weight"):
             target.fill_(1)
-        else:
+        elif target.device.type == self._device.type:
             target.normal_(std=0.02, generator=self._generator)
+        else:  # which draws faster than the host
+            for rows in target.split(_DRAWN_ROWS):
+                drawn = torch.empty_like(rows, device=self._device)
+                rows.copy_(drawn.normal_(std=0.02, generator=self._generator))
 
     def read_quantized(self, names: Sequence[str]) -> None:
         """Fill all."""

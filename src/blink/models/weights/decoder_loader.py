@@ -47,13 +47,22 @@ class DecoderLoader:
     """Reads the weights that a spec describes."""
 
     def __init__(
-        self, checkpoint: Checkpoint, spec: ModelSpec, target: WeightTarget, kv_scales: Sequence[KvScales] = ()
+        self,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        target: WeightTarget,
+        kv_scales: Sequence[KvScales] = (),
+        table_device: torch.device | None = None,
     ) -> None:
-        """Read from a checkpoint; kv_scales: of each layer's KV cache, which then is FP8."""
+        """Read from a checkpoint; kv_scales: of each layer's KV cache, which then is FP8.
+
+        table_device: where the table of per-layer embeddings is to lie; None: with the other weights.
+        """
         self._checkpoint = checkpoint
         self._spec = spec
         self._target = target
         self._kv_scales = kv_scales
+        self._table_device = table_device
         self._family = FAMILIES[spec.architecture]
         self._tensors = TensorLoader(checkpoint, target, shifted_norms=self._family.shifted_norms)
 
@@ -70,7 +79,7 @@ class DecoderLoader:
             embedding, lm_head = self._multiply_projections(plain(embedding))
         elif not spec.tie_embeddings:
             lm_head = self._tensors.load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
-        inputs = load_layer_inputs(self._tensors, spec)
+        inputs = load_layer_inputs(self._tensors, spec, self._table_device)
         return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None, positions, inputs)
 
     def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:

@@ -8,9 +8,7 @@ from dataclasses import replace
 import torch
 
 from blink.errors import ConfigError
-from blink.formats.base import plain
-from blink.formats.experts import find_encoding
-from blink.formats.schemes import BF16
+from blink.formats.experts import find_encoding, multiply_experts
 from blink.models.layer_weights import (
     DenseWeights,
     InputWeights,
@@ -27,16 +25,16 @@ from blink.models.weights.tensor_loader import TensorLoader
 def add_mlp_beside(tensors: TensorLoader, experts: MoeWeights, mlp: DenseWeights, layer: str) -> MoeWeights:
     """Return experts with the MLP beside them; layer: how names begin.
 
-    What each expert's result is multiplied by becomes part of its matrix.
+    What each expert's result is multiplied by becomes part of its matrix, or of the scales of that.
 
     Raises:
-        ConfigError: the experts are quantized.
+        ConfigError: the experts are those of a GGUF file.
     """
-    if find_encoding(experts.down) != BF16:
-        raise ConfigError(f"'{layer}.experts' is quantized, which is not supported next to an MLP; use another model.")
+    if find_encoding(experts.down) is None:
+        raise ConfigError(f"'{layer}.experts' are of a GGUF file, which is not supported; use another model.")
     count, hidden = experts.router.shape
     scales = tensors.read(f"{layer}.router.per_expert_scale", count, dtype=torch.float32)
-    plain(experts.down).mul_(scales[:, None, None])
+    multiply_experts(experts.down, scales)
     router_norm = tensors.read(f"{layer}.router.scale", hidden, dtype=torch.float32).mul_(hidden**-0.5)
     end, before, after = (
         tensors.read(f"{layer}.{name}.weight", hidden)
@@ -56,12 +54,14 @@ def load_end(tensors: TensorLoader, spec: LayerSpec, hidden: int, layer: str) ->
     return LayerEnd(InputWeights(gate, projection, norm), scale)
 
 
-def load_layer_inputs(tensors: TensorLoader, spec: ModelSpec) -> LayerInputWeights | None:
-    """Read what makes the inputs that layers have of their own."""
+def load_layer_inputs(
+    tensors: TensorLoader, spec: ModelSpec, table_device: torch.device | None
+) -> LayerInputWeights | None:
+    """Read what makes the inputs that layers have of their own; table_device: where their table is to lie."""
     if spec.layer_inputs is None:
         return None
     rows, size = spec.layer_inputs.rows, spec.layer_inputs.size
     columns = spec.num_layers * size
-    table = tensors.read("model.embed_tokens_per_layer.weight", rows, columns)
+    table = tensors.read("model.embed_tokens_per_layer.weight", rows, columns, device=table_device)
     projection = tensors.load_matrix({"model.per_layer_model_projection": columns}, spec.hidden_size)
     return LayerInputWeights(table, projection, tensors.read("model.per_layer_projection_norm.weight", size))

@@ -32,6 +32,7 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import check_method, find_format, read_spec
+from blink.models.weights.token_table import choose_table_device, let_gpu_read
 
 logger = logging.getLogger("blink.model")
 
@@ -68,6 +69,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     spec = _limit_length(read_spec(path, changes), config.max_model_len)
     if device.type == "cuda":
         _check_heads(spec)
+    table_device = choose_table_device(config.per_layer_embeddings, spec, device, dtype)
     has_fp8_cache = _has_fp8_cache(config, device, dtype)
     checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     kv_scales: list[KvScales] = []
@@ -81,7 +83,11 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         unit_scale=True,
         disable=None,  # where no terminal is
     ) as progress:
-        return DecoderLoader(checkpoint, spec, WeightTarget(device, dtype, progress.update), kv_scales).load()
+        target = WeightTarget(device, dtype, progress.update)
+        model = DecoderLoader(checkpoint, spec, target, kv_scales, table_device).load()
+    if table_device != device and model.inputs is not None:
+        let_gpu_read(model.inputs.table)
+    return model
 
 
 def _check_heads(spec: ModelSpec) -> None:

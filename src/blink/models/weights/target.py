@@ -25,17 +25,18 @@ class WeightTarget:
     dtype: torch.dtype
     advance: Callable[[int], object]
 
-    def allocate(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Allocate one weight.
+    def allocate(self, *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+        """Allocate one weight; device: where, if not with the others.
 
         Raises:
             ConfigError: there is no memory for it.
         """
+        device = device or self.device
         try:
-            return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+            return torch.empty(shape, dtype=dtype or self.dtype, device=device)
         except RuntimeError as error:  # torch has no type of its own for it on the CPU
             raise ConfigError(
-                f"There is no memory for a weight of the shape {shape}: {_describe_memory(self.device)}. "
+                f"There is no memory for a weight of the shape {shape}: {_describe_memory(device)}. "
                 "End what holds the rest, or use a smaller model."
             ) from error
 

@@ -57,10 +57,12 @@ class TensorLoader:
         weight = self.read(f"{name}.weight", size, dtype=torch.float32)
         return weight.add_(self._checkpoint.norm_shift)
 
-    def read(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a tensor of a shape."""
+    def read(
+        self, name: str, *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Tensor:
+        """Read a tensor of a shape; device: to where, if not to the others."""
         self._checkpoint.check(name, shape)
-        weight = self._target.allocate(*shape, dtype=dtype)
+        weight = self._target.allocate(*shape, dtype=dtype, device=device)
         self.fill(name, weight)
         return weight
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 
 
 def refuses(head_dim: int) -> str | None:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
-"""Attention on the GPU: a program for each KV head and item of the plan; a tile's last chunk to end combines all."""
+"""Attention on the GPU: a program for each KV head and item of the plan.
+
+A tile's last chunk to end adds up all its partial results, or where these are long a kernel of its own does.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +53,8 @@ def paged_attention(
     for work in plan.work_lists:
         attend = attend_prompts if work.tile.by_warpgroups else _launch
         attend(query, cache, plan.batch.find_tables(options.window), work, result, options)
+        if not work.tile.combines:
+            _combine_partials(work, result, (cache.kv_heads, num_heads // cache.kv_heads, head_dim))
     return result
 
 
@@ -90,9 +95,28 @@ def _launch(
         BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n,
         BLOCK_PAIRS=tile.combined_pairs,
+        COMBINES=tile.combines,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+    )
+
+
+def _combine_partials(work: WorkList, result: Tensor, heads: tuple[int, int, int]) -> None:
+    """Add up what a work list's chunks left. heads: of KV, query heads for each of them, and their size."""
+    (kv_heads, group, head_dim), tile = heads, work.tile
+    _combine_items[(kv_heads, work.items.shape[0], triton.cdiv(tile.block_m, tile.combined_pairs))](
+        work.items,
+        work.partials,
+        work.lses,
+        result,
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        HEAD_DIM=head_dim,
+        BLOCK_D=triton.next_power_of_2(head_dim),
+        BLOCK_M=tile.block_m,
+        BLOCK_PAIRS=tile.combined_pairs,
+        num_warps=8,
     )
 
 
@@ -102,7 +126,7 @@ def _attend(
     softcap, value_scale, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    COMBINES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     item = items + tl.program_id(1) * ITEM_WORDS
@@ -112,8 +136,7 @@ def _attend(
     first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
     slot = tl.load(item + ROW_SLOT)
     num_chunks = tl.load(item + NUM_CHUNKS)
-    partial = tl.load(item + PARTIAL)
-    first_partial = tl.load(item + FIRST_PARTIAL)
+    partial, first_partial = tl.load(item + PARTIAL), tl.load(item + FIRST_PARTIAL)
     if num_queries == 0:
         return
     pairs = tl.arange(0, BLOCK_M)
@@ -137,16 +160,17 @@ def _attend(
     places = (partial * KV_HEADS + head) * BLOCK_M + pairs
     tl.store(lses + places, lse, mask=is_pair)
     tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
-    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
-    tl.debug_barrier()
-    counter = counters + first_partial * KV_HEADS + head
-    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
-        tl.store(counter, 0)
-        for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
-            _combine(
-                partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_queries * GROUP,
-                KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
-            )  # fmt: skip
+    if COMBINES:
+        # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+        tl.debug_barrier()
+        counter = counters + first_partial * KV_HEADS + head
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
+            tl.store(counter, 0)
+            for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
+                _combine(
+                    partials, lses, result, first_partial, num_chunks, head, first_token, first_pair,
+                    num_queries * GROUP, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -203,6 +227,24 @@ def _attend_keys(
         best = higher
     seen = tl.where(total > 0, total, 1.0)
     return attended * (value_scale / seen)[:, None], best + tl.log2(seen)
+
+
+@triton.jit
+def _combine_items(
+    items, partials, lses, result, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Write a few pairs of a tile that was cut into chunks: the program of its first chunk does."""
+    item = items + tl.program_id(1) * ITEM_WORDS
+    num_pairs = tl.load(item + NUM_QUERIES) * GROUP
+    num_chunks = tl.load(item + NUM_CHUNKS)
+    first_partial = tl.load(item + FIRST_PARTIAL)
+    first_pair = tl.program_id(2) * BLOCK_PAIRS
+    if (num_chunks > 1) & (tl.load(item + PARTIAL) == first_partial) & (first_pair < num_pairs):
+        _combine(
+            partials, lses, result, first_partial, num_chunks, tl.program_id(0), tl.load(item + FIRST_TOKEN),
+            first_pair, num_pairs, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -9,7 +9,6 @@ bucket alone, so that a captured graph serves every batch.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ import triton.language as tl
 from blink.formats.base import name_dtype
 from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.attention import prefill
+from blink.kernels.gpu.attention.tiles import choose_tiles, fit_stages
 from blink.kernels.gpu.attention.work import (
     END_KEY,
     FIRST_KEY,
@@ -43,12 +43,7 @@ if TYPE_CHECKING:
     from blink.models.layers import Attention
 
 _ITEMS_PER_PROGRAM = 16
-# Pairs of query and query head: up to here, larger tiles are too few to keep a GPU busy; and from here on, the kernel
-# of prompts is quicker.
-_SHORT_PAIRS = 32768
-_PROMPT_PAIRS = 4096
-_MOST_STAGES = 3
-_SPARE_BYTES = 16 << 10  # of shared memory, beside a tile's queries, keys and values
+_PROMPT_PAIRS = 4096  # of query and query head, from which on the kernel of prompts is quicker
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +65,13 @@ def plan_attention(
 ) -> GpuAttentionPlan:
     """Plan the attention of a bucket, as kernels/attention.py has it."""
     [(num_heads, group)] = {(attention.heads, attention.group) for attention in attentions}
+    windows = {attention.window for attention in attentions}
+    window = windows.pop() if len(windows) == 1 else 0
     dtype = dtype or cache.dtype
-    narrow, wide = choose_tiles(dtype, group, num_tokens * num_heads)
+    narrow, wide = choose_tiles(dtype, group, num_tokens * num_heads, cache.head_dim)
     if cache.device.type == "cuda":
-        narrow, wide = (fit_stages(tile, cache.head_dim * dtype.itemsize, shared_bytes()) for tile in (narrow, wide))
+        row_bytes = triton.next_power_of_2(cache.head_dim) * dtype.itemsize
+        narrow, wide = (fit_stages(tile, row_bytes, shared_bytes(), group) for tile in (narrow, wide))
         dtypes = name_dtype(dtype), name_dtype(cache.dtype)
         if _takes_prompt_kernel(attentions, cache.block_size, dtypes, num_tokens * num_heads):
             wide = prefill.TILE
@@ -83,7 +81,8 @@ def plan_attention(
     else:
         spans = [(narrow, 1, num_rows), (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)]
     work_lists = tuple(
-        _plan_span(batch, num_tokens, num_rows, cache, tile, group, span, max_tiles) for tile, span, max_tiles in spans
+        _plan_span(batch, (num_tokens, num_rows), cache, tile, (group, window), span, max_tiles)
+        for tile, span, max_tiles in spans
     )
     return GpuAttentionPlan(num_tokens, batch, work_lists)
 
@@ -99,7 +98,7 @@ def _takes_prompt_kernel(
 def describe(attentions: Sequence[Attention], block_size: int, dtypes: tuple[str, str], bucket: Bucket) -> str:
     """Return the tiles of a bucket's attention in all layers, in words; dtypes: of queries and of the cache."""
     pairs = bucket.tokens * attentions[0].heads
-    narrow, wide = choose_tiles(getattr(torch, dtypes[0]), attentions[0].group, pairs)
+    narrow, wide = choose_tiles(getattr(torch, dtypes[0]), attentions[0].group, pairs, attentions[0].head_dim)
     shown = f"{narrow.block_m} x {narrow.block_n}"
     if bucket.tokens == bucket.rows:
         return f"{shown} (by rule)"
@@ -109,33 +108,17 @@ def describe(attentions: Sequence[Attention], block_size: int, dtypes: tuple[str
     return f"{shown}; prompts: {wide.block_m} x {wide.block_n} (by rule)"
 
 
-def choose_tiles(dtype: torch.dtype, group: int, num_pairs: int) -> tuple[Tile, Tile]:
-    """Return the tiles of decode rows and of longer rows, as benchmarks/kernels/attention.py found them on an H200.
-
-    group: query heads per KV head; num_pairs: pairs of query and query head in the step.
-    """
-    heads = triton.next_power_of_2(group)
-    narrow = Tile(max(16, heads), 32, heads, 64, 264, 4, _MOST_STAGES)
-    if dtype == torch.float32:
-        return narrow, Tile(max(32, heads), 32, 16, 256, 264, 4, _MOST_STAGES)
-    if num_pairs <= _SHORT_PAIRS:
-        return narrow, Tile(max(64, heads), 64, 16, 512, 264, 4, _MOST_STAGES)
-    return narrow, Tile(max(128, heads), 32, 16, 256, 264, 4, _MOST_STAGES)
-
-
-def fit_stages(tile: Tile, row_bytes: int, shared_memory: int) -> Tile:
-    """Return the tile with as many stages, of those that it asks for, as fit.
-
-    row_bytes: of a head's query, key or value; shared_memory: bytes of an SM.
-    """
-    left = shared_memory - _SPARE_BYTES - tile.block_m * row_bytes
-    stages = left // (2 * tile.block_n * row_bytes)
-    return dataclasses.replace(tile, num_stages=max(1, min(tile.num_stages, stages)))
-
-
 def _plan_span(
-    batch: Batch, num_tokens: int, num_rows: int, cache: LayerCache, tile: Tile, group: int, span: int, max_tiles: int
+    batch: Batch,
+    size: tuple[int, int],
+    cache: LayerCache,
+    tile: Tile,
+    heads: tuple[int, int],
+    span: int,
+    max_tiles: int,
 ) -> WorkList:
+    """Plan some of the rows. size: tokens and rows; heads: how many share a KV head, and the window of all layers."""
+    (num_tokens, num_rows), (group, window) = size, heads
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
     spread = triton.cdiv(tile.num_programs, kv_heads)
@@ -156,6 +139,7 @@ def _plan_span(
         max_items,
         spread,
         SPAN=span,
+        WINDOW=window,
         TILE_QUERIES=tile.block_m // group,
         MIN_CHUNK=tile.min_chunk,
         BLOCK_N=tile.block_n,
@@ -175,22 +159,22 @@ _NUM_DECODE_ROWS = tl.constexpr(int(Header.NUM_DECODE_ROWS))
 @triton.jit
 def _plan(
     header, query_starts, context_lens, row_slots, items, counters, num_tokens, max_items, spread,
-    SPAN: tl.constexpr, TILE_QUERIES: tl.constexpr, MIN_CHUNK: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    SPAN: tl.constexpr, WINDOW: tl.constexpr, TILE_QUERIES: tl.constexpr, MIN_CHUNK: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
 ):  # fmt: skip
     """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding."""
-    num_rows = tl.load(header + _NUM_ROWS)
-    num_decode = tl.load(header + _NUM_DECODE_ROWS)
-    first_row = num_decode if SPAN == 2 else 0
-    end_row = num_decode if SPAN == 1 else num_rows
+    num_rows, num_decode = tl.load(header + _NUM_ROWS), tl.load(header + _NUM_DECODE_ROWS)
+    first_row, end_row = num_decode if SPAN == 2 else 0, num_decode if SPAN == 1 else num_rows
     # The padding tokens stand where one row more would: without context, their result is zero.
     padding_row = -1 if SPAN == 1 else num_rows
     rows = tl.arange(0, BLOCK_ROWS)
     num_queries, context = _load_rows(query_starts, context_lens, rows, first_row, end_row, padding_row, num_tokens)
     tiles = tl.cdiv(num_queries, TILE_QUERIES)
-    wanted = tl.sum(tiles.to(tl.int64) * context)
+    reach = _limit(context, WINDOW, TILE_QUERIES)
+    wanted = tl.sum(tiles.to(tl.int64) * reach)
     chunk_keys = tl.cdiv(tl.maximum(tl.cdiv(wanted, spread), MIN_CHUNK), BLOCK_N).to(tl.int32) * BLOCK_N
-    chunks = tl.maximum(tl.cdiv(context, chunk_keys), 1)
+    chunks = tl.maximum(tl.cdiv(reach, chunk_keys), 1)
     counts = tiles * chunks
     ends = tl.cumsum(counts, 0)
     item = tl.program_id(0) * BLOCK_ITEMS + tl.arange(0, BLOCK_ITEMS)
@@ -200,15 +184,15 @@ def _plan(
     first_partial = tl.sum(tl.where(before & (chunks > 1)[None, :], counts[None, :], 0), axis=1)
     num_queries, context = _load_rows(query_starts, context_lens, row, first_row, end_row, padding_row, num_tokens)
     first_token = tl.load(query_starts + row, mask=row <= num_rows, other=0)
-    row_chunks = tl.maximum(tl.cdiv(context, chunk_keys), 1)
+    row_chunks = tl.maximum(tl.cdiv(_limit(context, WINDOW, TILE_QUERIES), chunk_keys), 1)
     # A row's last tiles, which see the most keys, go first.
     index = tl.cdiv(num_queries, TILE_QUERIES) - 1 - (item - first_item) // row_chunks
     chunk = (item - first_item) % row_chunks
     first_query = index * TILE_QUERIES
     tile_queries = tl.minimum(num_queries - first_query, TILE_QUERIES)
     position = context - num_queries + first_query
-    visible = tl.maximum(position + tile_queries, 0)
-    num_chunks = tl.maximum(tl.cdiv(visible, chunk_keys), 1)
+    hidden, visible = _find_keys(position, tile_queries, WINDOW)
+    num_chunks = tl.maximum(tl.cdiv(visible - hidden, chunk_keys), 1)
     used = (item < tl.max(ends, axis=0)) & (chunk < num_chunks)
     first_partial += index * row_chunks
     _clear(counters + first_partial * KV_HEADS, used & (chunk == 0) & (num_chunks > 1), KV_HEADS, BLOCK_HEADS)
@@ -217,12 +201,28 @@ def _plan(
     tl.store(target + FIRST_TOKEN, first_token + first_query, mask=inside)
     tl.store(target + NUM_QUERIES, tl.where(used, tile_queries, 0), mask=inside)
     tl.store(target + FIRST_POSITION, position, mask=inside)
-    tl.store(target + FIRST_KEY, chunk * chunk_keys, mask=inside)
-    tl.store(target + END_KEY, tl.minimum((chunk + 1) * chunk_keys, visible), mask=inside)
+    tl.store(target + FIRST_KEY, hidden + chunk * chunk_keys, mask=inside)
+    tl.store(target + END_KEY, tl.minimum(hidden + (chunk + 1) * chunk_keys, visible), mask=inside)
     tl.store(target + ROW_SLOT, tl.load(row_slots + row, mask=row < num_rows, other=0), mask=inside)
     tl.store(target + PARTIAL, first_partial + chunk, mask=inside)
     tl.store(target + FIRST_PARTIAL, first_partial, mask=inside)
     tl.store(target + NUM_CHUNKS, num_chunks, mask=inside)
+
+
+@triton.jit
+def _limit(context, WINDOW: tl.constexpr, TILE_QUERIES: tl.constexpr):
+    """Return how many keys a tile of each row sees at most."""
+    return tl.minimum(context, WINDOW + TILE_QUERIES - 1) if WINDOW > 0 else context
+
+
+@triton.jit
+def _find_keys(position, num_queries, WINDOW: tl.constexpr):
+    """Return the first key that tiles see, and the end of their keys; position: of the first query.
+
+    WINDOW: of all layers; 0: they differ, or have none.
+    """
+    hidden = tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else tl.zeros_like(position)
+    return hidden, tl.maximum(position + num_queries, 0)
 
 
 @triton.jit

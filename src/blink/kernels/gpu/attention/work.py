@@ -26,7 +26,8 @@ class Tile:
     num_programs: int  # below which tiles are cut into chunks
     num_warps: int
     num_stages: int
-    by_warpgroups: bool = False  # prompt_attention.py's kernel
+    by_warpgroups: bool = False  # prefill.py's kernel
+    combines: bool = True  # the program whose chunk ends last adds up a tile's partial results; else a kernel does
 
 
 @dataclass(frozen=True, slots=True)
