@@ -15,8 +15,9 @@ from blink.api.openai.logprobs import LogprobFormat
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
 from blink.text.generation import Generation, TokenLogprob
-from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
+from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from blink.text.tokenizer import NoTokenizer, Tokenizer
 from small_tokenizer import load_small_assets
 

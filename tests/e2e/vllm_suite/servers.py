@@ -13,6 +13,7 @@ from typing import Any, Final
 import anthropic
 import httpx
 import openai
+import tokenizers_of_models
 
 from blink.models.weights.files import default_model_path
 from ports import free_port
@@ -20,13 +21,14 @@ from processes import stop, wait_for
 
 _PATIENCE: Final = 240.0
 _HERE: Final = ["--device=cpu", "--cpu-threads=2", "--max-client-share=1"]
-# What Blink refuses by name and tests of other things start their server with: how many words belong to it.
+# What Blink refuses by name and tests of other things start their server with: how many words follow it.
 _NOT_YET: Final = {
     "--enable-lora": 0,
     "--lora-modules": -1,
     "--max-lora-rank": 1,
     "--max-cpu-loras": 1,
     "--max-loras": 1,
+    "--max-logprobs": 1,
 }
 
 
@@ -45,6 +47,7 @@ class RemoteOpenAIServer:
         **_: object,
     ) -> None:
         del override_hf_configs
+        tokenizers_of_models.SERVED.add(model)
         self.host, self.port = "127.0.0.1", free_port()
         flags = _without_absent(list(vllm_serve_args))
         self.uds = flags[flags.index("--uds") + 1] if "--uds" in flags else None
@@ -114,6 +117,16 @@ def _without_absent(flags: list[str]) -> list[str]:
     return kept
 
 
+class ModelConfig:
+    """What there is to know of a model that a server runs."""
+
+    def __init__(self, model: str, **_: object) -> None:
+        self.model = model
+
+    def get_vocab_size(self) -> int:
+        return len(tokenizers_of_models.read_default())
+
+
 class _Hub:
     """A hub that is not asked: adapters, which are what tests download, are not loaded."""
 
@@ -121,4 +134,4 @@ class _Hub:
         return str(Path(__file__).parent)
 
 
-NAMES = {"RemoteOpenAIServer": RemoteOpenAIServer, "hf_api": _Hub}
+NAMES = {"ModelConfig": ModelConfig, "RemoteOpenAIServer": RemoteOpenAIServer, "hf_api": _Hub}

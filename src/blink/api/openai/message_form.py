@@ -20,6 +20,7 @@ def message_form(
     may_choose: bool,
     is_reasoning_open: bool | None = None,
     is_answer: bool = False,
+    needs_content: bool = False,
 ) -> MessageForm | None:
     """Return how replies are read, None where their text is their content.
 
@@ -27,6 +28,7 @@ def message_form(
         may_choose: the model may decide whether it calls tools.
         is_reasoning_open: as the prompt leaves it, if it says.
         is_answer: the reply does not reason unless it writes the opening tag.
+        needs_content: the request asks for content where the reply has none.
     Raises:
         BadRequestError: the model shall decide about calls, and may not or cannot.
     """
@@ -50,6 +52,7 @@ def message_form(
         num_earlier_calls=sum(len(message.get("tool_calls") or ()) for message in body.messages) if use else 0,
         is_named=use is not None and use.choice == "named",
         uses_harmony=assets.uses_harmony,
+        needs_content=needs_content,
     )
 
 

@@ -28,6 +28,7 @@ from blink.text.prompt import read_tokens
 _TEXTS = {"prompt", "suffix", "bad_words", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 _TEXTS |= {"response_format", "structured_outputs"}
 _MAX_SHOWN_CHARS = 256
+_NEEDS_CONTENT = "force_nonempty_content"  # variable of a chat template, by which an answer has content in any case
 
 
 def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
@@ -68,6 +69,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         may_choose=bounds.may_choose_calls,
         is_reasoning_open=_is_reasoning_open(text, body, assets),
         is_answer=body.continue_final_message or is_switched_off(rendering.variables),
+        needs_content=rendering.variables.get(_NEEDS_CONTENT) is True,
     )
     role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
     echoes = [_last_text(body, role)] if body.echo else []
