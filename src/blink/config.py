@@ -20,8 +20,8 @@ _CALL_FORMATS = (
 )  # fmt: skip
 _REASONING_FORMATS = (
     "cohere_command3", "deepseek_r1", "deepseek_v4", "ernie45", "gemma4", "glm45", "granite", "granite_thinking_parser",
-    "hunyuan_a13b", "kimi_k2", "kimi_k3", "minimax_m2_append_think", "minimax_m3", "mistral", "nemotron_v3",
-    "openai_gptoss", "plamo3", "qwen3", "seed_oss", "step3p5",
+    "hunyuan_a13b", "k2_horizon", "kimi_k2", "kimi_k3", "minimax_m2_append_think", "minimax_m3", "mistral",
+    "nemotron_v3", "openai_gptoss", "plamo3", "qwen3", "seed_oss", "step3p5",
 )  # fmt: skip
 FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
 MAX_TPOT_TARGET_MS = 10_000  # as csrc/region/layout.h has it

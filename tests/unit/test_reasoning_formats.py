@@ -16,7 +16,7 @@ from blink.text.assets import load_assets
 from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallOpened, Content, Part, Reasoning, merge
-from blink.text.message.reasoning import is_reasoning_open
+from blink.text.message.reasoning import as_prompted, is_reasoning_open
 from blink.text.message.reasoning_formats import REASONING_FORMATS, find_reasoning_format
 from blink.vllm.table import load_table
 
@@ -49,10 +49,13 @@ THOUGHT = [
     ("kimi_k2", None, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("kimi_k2", True, "Hm.\n</think>Yes.", "Hm.", "Yes."),
     ("kimi_k3", None, "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>", "Hm.", "Yes."),
+    ("k2_horizon", None, "Hm.</ifm|think_fast>Yes.", "Hm.", "Yes."),
+    ("k2_horizon", True, "<ifm|think_faster> </ifm|think_faster>Yes.", " ", "Yes."),
     ("minimax_m3", None, "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes."),
     ("minimax_m3", None, "</mm:think>Yes.", "", "Yes."),
     ("minimax_m3", None, "Yes</mm:think>.", "", "Yes</mm:think>."),
     ("hunyuan_a13b", None, "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+    ("hunyuan_a13b", None, "<think>\nHm.\n</think>\n<answer>\n", "Hm.", ""),
     ("hunyuan_a13b", None, "<answer>Yes <b>.</answer>", "", "Yes <b>."),
     ("ernie45", None, "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.", "Yes.\n"),
     (
@@ -149,6 +152,14 @@ def test_prompts_may_end_with_each_of_the_tags() -> None:
     assert is_reasoning_open("...", form, begun="So.<|channel>Hm") is True
 
 
+def test_the_pair_of_tags_that_a_prompt_begins_is_that_of_its_reply() -> None:
+    form = REASONING_FORMATS["k2_horizon"]
+    fast = as_prompted(form, "...<ifm|think_fast>\n")
+    assert MessageForm(reasoning=fast, is_reasoning_open=True).reasoning_tags == ("", "</ifm|think_fast>")
+    assert {*fast.opens} == {*form.opens} and {*fast.closes} == {*form.closes}
+    assert as_prompted(form, "...") is form and as_prompted(form, "<ifm|think>") is form
+
+
 def test_calls_end_reasoning_that_has_no_end() -> None:
     form = MessageForm(
         reasoning=REASONING_FORMATS["kimi_k2"], calls=CALL_FORMATS["kimi_k2"], names=frozenset({"f"}), schemas={}
@@ -173,6 +184,7 @@ def test_calls_end_reasoning_that_has_no_end() -> None:
         ("<arg_key> <think>", "glm45"),
         ("<｜DSML｜tool_calls> <think>", "deepseek_v4"),
         ("<mm:think>", "minimax_m3"),
+        ("<ifm|think_fast>", "k2_horizon"),
         ("<|open|>think<|sep|>", "kimi_k3"),
         ("<|START_THINKING|>", "cohere_command3"),
         ("<|plamo:begin_think:plamo|>", "plamo3"),

@@ -12,7 +12,7 @@ from parsers import DeltaMessage, own_name
 
 from blink.text.message.format_kinds import ReasoningFormat
 from blink.text.message.parser import MessageForm, MessageParser
-from blink.text.message.parts import Content, Part, Reasoning
+from blink.text.message.parts import Content, Part, Reading, Reasoning
 from blink.text.message.reasoning import is_switched_off
 from blink.text.message.reasoning_formats import REASONING_FORMATS
 
@@ -59,11 +59,10 @@ class ReasoningParser:
         text = self.model_tokenizer.decode(list(input_ids))
         parser = self.begin(form=replace(self.form, is_content=False))
         parser.push(text[max(0, *map(text.rfind, self.form.opens)) :])  # of a conversation, the last turn decides
-        return not parser.is_reasoning
+        return not parser.is_reasoning and parser.reading is not Reading.UNSURE
 
-    def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
-        before = list(input_ids)[: len(input_ids) - len(list(delta_ids))]
-        return self.is_reasoning_end(input_ids) and not self.is_reasoning_end(before)
+    def is_reasoning_end_streaming(self, input_ids: Sequence[int], *_: object) -> bool:
+        return self.is_reasoning_end(input_ids)
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         parser, count = self.begin(), 0
@@ -73,12 +72,12 @@ class ReasoningParser:
         return count
 
     def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
-        parser, ids = self.begin(), [each for each in input_ids if isinstance(each, int)]
+        parser, ids, start = self.begin(), [each for each in input_ids if isinstance(each, int)], 0
         for place, token in enumerate(ids):
-            if not parser.is_reasoning and place:
-                return ids[place:]
-            parser.push(self.model_tokenizer.decode([token]))
-        return []
+            start = start if parser.reading is Reading.UNSURE else place
+            if any(isinstance(part, Content) for part in parser.push(self.model_tokenizer.decode([token]))):
+                return ids[start:]
+        return ids[start:] if any(isinstance(part, Content) for part in parser.finish()) else []
 
     def begin(self, request: Any = None, form: ReasoningFormat | None = None) -> MessageParser:
         """Return a parser of a reply to a request."""
@@ -137,6 +136,7 @@ _CLASSES = {
     "GraniteThinkingReasoningParser": "granite_thinking_parser",
     "HYV3ReasoningParser": "hy_v3",
     "HunyuanA13BReasoningParser": "hunyuan_a13b",
+    "K2HorizonReasoningParser": "k2_horizon",
     "KimiK2ReasoningParser": "kimi_k2",
     "KimiK3ReasoningParser": "kimi_k3",
     "MiniMaxM2ReasoningParser": "minimax_m2",

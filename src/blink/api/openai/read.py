@@ -67,6 +67,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         body,
         assets,
         may_choose=bounds.may_choose_calls,
+        prompt=text,
         is_reasoning_open=_is_reasoning_open(text, body, assets),
         is_answer=body.continue_final_message or is_switched_off(rendering.variables),
         needs_content=rendering.variables.get(_NEEDS_CONTENT) is True,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from blink.text.message.format_kinds import ReasoningFormat, Space
@@ -26,6 +27,17 @@ def is_reasoning_open(prompt: str, form: ReasoningFormat, begun: str = "") -> bo
         return False
     last_open, last_close = (max(map(begun.rfind, tags)) for tags in (form.opens, form.closes))
     return True if last_open > last_close else None
+
+
+def as_prompted(form: ReasoningFormat, prompt: str) -> ReasoningFormat:
+    """Return the format with the pair of tags first that a prompt has begun, of those that a model has."""
+    tail = prompt[-_TAIL_CHARS:].rstrip()
+    pairs = list(zip(form.opens, form.closes, strict=False))
+    begun = next((pair for pair in pairs if tail.endswith(pair[0].rstrip())), pairs[0])
+    if begun == pairs[0]:
+        return form
+    opens, closes = (tuple(tag for tag in tags if tag not in begun) for tags in (form.opens, form.closes))
+    return replace(form, open=begun[0], close=begun[1], other_opens=opens, other_closes=closes)
 
 
 def is_switched_off(variables: Mapping[str, Any]) -> bool:
@@ -87,8 +99,8 @@ class ReasoningParser:
         rest, self._buffer = self._buffer, ""
         if self.is_inside:
             self._add_reasoning(rest, parts)
-        elif rest:
-            parts.append(Content(rest))
+        else:
+            self._add_content(rest, parts)
         return merge(parts)
 
     def _begin(self, parts: list[Part]) -> bool:
@@ -162,13 +174,16 @@ class ReasoningParser:
         found = self._answer_marks.search(self._buffer)
         certain, end = found or (self._answer_marks.certain(self._buffer),) * 2
         text, mark = self._buffer[:certain], self._buffer[certain:end]
-        if self._is_leading and self._form.space is Space.DROPPED:
-            text = text.lstrip()
-        if text:
-            self._is_leading = False
-            parts.append(Content(text))
+        self._add_content(text, parts)
         if mark in self._form.opens:
             self._buffer, self._step = self._buffer[certain:], self._open
         else:
             self._buffer = self._buffer[end:]
         return found is not None
+
+    def _add_content(self, text: str, parts: list[Part]) -> None:
+        if self._is_leading and self._form.space is Space.DROPPED:
+            text = text.lstrip()
+        if text:
+            self._is_leading = False
+            parts.append(Content(text))

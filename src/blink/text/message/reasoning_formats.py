@@ -31,6 +31,15 @@ REASONING_FORMATS = {
         begins_inside=True,
         answer_tags=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     ),
+    # The effort that a request asks for chooses the pair of tags.
+    "k2_horizon": ReasoningFormat(
+        "<ifm|think>",
+        "</ifm|think>",
+        begins_inside=True,
+        other_opens=("<ifm|think_fast>", "<ifm|think_faster>"),
+        other_closes=("</ifm|think_fast>", "</ifm|think_faster>"),
+        ends=("<ifm|tool_calls>",),
+    ),
     "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
     # The channel is named after its opening tag; a name other than this one is reasoning.
@@ -69,6 +78,7 @@ _SIGNS: Signs = (
     ("granite", ("Here is my thought process:",)),
     ("cohere_command3", ("<|START_THINKING|>",)),
     ("plamo3", ("<|plamo:begin_think:plamo|>",)),
+    ("k2_horizon", ("<ifm|think",)),
     ("kimi_k3", ("<|open|>think<|sep|>",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>", "<think>")),
     ("deepseek_v4", ("｜DSML｜tool_calls", "<think>")),
