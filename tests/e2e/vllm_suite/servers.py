@@ -29,7 +29,10 @@ _NOT_YET: Final = {
     "--max-cpu-loras": 1,
     "--max-loras": 1,
     "--max-logprobs": 1,
+    "--enable-per-request-metrics": 0,
 }
+_LENGTH: Final = ("--max-model-len", "--max_model_len")
+_MAX_LENGTH: Final = 8192  # of the default model's texts: a flag that asks for more is left out too
 
 
 class RemoteOpenAIServer:
@@ -107,10 +110,10 @@ def _without_absent(flags: list[str]) -> list[str]:
     kept: list[str] = []
     while flags:
         flag = flags.pop(0)
-        if flag not in _NOT_YET:
+        if flag not in _NOT_YET and not (flag in _LENGTH and int(flags[0]) > _MAX_LENGTH):
             kept.append(flag)
             continue
-        count = _NOT_YET[flag]
+        count = _NOT_YET.get(flag, 1)
         while flags and (count > 0 or (count < 0 and not flags[0].startswith("-"))):
             flags.pop(0)
             count -= 1
