@@ -59,9 +59,11 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
     """Render and tokenize a conversation."""
     parsed_at = time.perf_counter()
     rendering = body.rendering(assets.template_defaults)
-    text = Planner(assets).render(body.messages, rendering)
+    given = body.kv_transfer_params
+    source = Planner(assets).render(body.messages, rendering) if given is None else given.prompt_token_ids
     _check_count(1, body, engine)
-    tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
+    tokens = read_tokens(source, body.prompt_rules, assets.tokenizer, engine)
+    text = text_of(source, assets)
     params = build_sampling_params(body, assets.sampling_defaults)
     form = message_form(
         body,
