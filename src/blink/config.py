@@ -275,6 +275,7 @@ class FrontendConfig:
     )
     return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")
     enable_force_include_usage: bool = option(False, "put usage into each chunk of every stream, and at its end")
+    enable_per_request_metrics: bool = option(False, "tell in answers, or with a stream's usage, what times they took")
     enable_tokenizer_info_endpoint: bool = option(False, "answer /tokenizer_info with the tokenizer's configuration")
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(

@@ -19,7 +19,7 @@ from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
-from blink.text.generation import Generation
+from blink.text.generation import Generation, Times
 from blink.text.message.formats import CALL_FORMATS, HERMES
 from blink.text.message.parser import MessageForm
 from blink.text.message.reasoning_formats import REASONING_FORMATS
@@ -118,6 +118,19 @@ def test_reasoning_that_becomes_the_content_is_told_once_in_a_whole_message(toke
     deltas = [chunk["choices"][0]["delta"] for chunk in Play(tokenizer, "<think>Four.", message=form).stream()]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Four."
     assert "".join(delta.get("reasoning") or "" for delta in deltas) == "Four."
+
+
+def test_times_are_told_where_they_were_asked_for(tokenizer: Tokenizer) -> None:
+    play = Play(tokenizer, "Hi.", has_times=True, include_usage=True)
+    play.generation.times = Times(arrived=1.0, admitted=1.25, first=1.5, ended=2.25)
+    chunks = play.stream()
+    (metrics,) = [chunk["metrics"] for chunk in chunks if "metrics" in chunk]
+    assert chunks[-1]["metrics"] == metrics and chunks[-1]["usage"]
+    num_tokens = play.generation.num_tokens
+    expected = {"queue_time_ms": 250, "time_to_first_token_ms": 500, "generation_time_ms": 750}
+    assert metrics == expected | {"mean_itl_ms": 750 / (num_tokens - 1), "tokens_per_second": num_tokens}
+    assert "metrics" not in Play(tokenizer, "Hi.", has_times=True).whole()  # nobody has measured them
+    assert all("metrics" not in chunk for chunk in Play(tokenizer, "Hi.").stream())
 
 
 def test_without_content_it_is_null_and_without_anything_empty(tokenizer: Tokenizer) -> None:

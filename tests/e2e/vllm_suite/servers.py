@@ -29,7 +29,6 @@ _NOT_YET: Final = {
     "--max-cpu-loras": 1,
     "--max-loras": 1,
     "--max-logprobs": 1,
-    "--enable-per-request-metrics": 0,
 }
 _LENGTH: Final = ("--max-model-len", "--max_model_len")
 _MAX_LENGTH: Final = 8192  # of the default model's texts: a flag that asks for more is left out too

@@ -114,6 +114,7 @@ def _reply_fields(body: GenerationBody, params: SamplingParams, bounds: Bounds) 
         "has_prompt_logprobs": body.prompt_logprobs is not None,
         "names_token_ids": bool(body.return_tokens_as_token_ids) or bounds.names_token_ids,
         "return_token_ids": bool(body.return_token_ids),
+        "has_times": bounds.shows_times,
         "include_usage": bounds.always_has_usage or asked is not None,
         "continuous_usage": bounds.always_has_usage or (asked is not None and asked.continuous_usage_stats),
     }
