@@ -107,6 +107,8 @@ def test_logprobs_keep_pace_with_tokens_in_both_forms() -> None:
     completion = form.completion(entries, 10)
     assert completion["text_offset"][:2] == [10, 10 + len(completion["tokens"][0])]
     assert all(len(top) == 2 for top in completion["top_logprobs"])
+    assert [next(iter(top)) for top in completion["top_logprobs"]] == completion["tokens"]  # itself first
+    assert [next(iter(top)) for top in form.prompt(entries)[1:] if top] == [str(token) for token in tokens]
     named = LogprobFormat(tokenizer(), as_token_ids=True).completion(entries, 0)
     assert named["tokens"] == [f"token_id:{token}" for token in tokens]
 
