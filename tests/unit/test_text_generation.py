@@ -141,7 +141,7 @@ def test_no_alternative_of_a_token_is_dropped_or_has_the_value_of_another() -> N
     named, unnamed = BYTES_OF[b"named*"], BYTES_OF[b"y*"]
     assert same == {"named": -3.0, f"name {named}": -1.0, "y": -2.0, f"token_id:{unnamed}": -3.0}
     unknown = logprobs_of([b"", b"*", b"**"])
-    assert list(unknown.values()) == [-1.0, -2.0, -3.0]
+    assert list(unknown.values()) == [-3.0, -1.0, -2.0]
 
 
 def test_a_sampled_token_among_the_alternatives_is_listed_once() -> None:
