@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -50,7 +51,7 @@ class Play(PlayedGeneration):
         self.generation = Generation(0, tokenizer, params, (2,))
         self._tokens = [token for letter in text for token in tokenizer.encode(letter, add_special_tokens=False)]
         self._reason = reason
-        prompts = [SimpleNamespace(num_tokens=7, tokens=None)]
+        prompts = [SimpleNamespace(num_tokens=7, tokens=np.arange(3, 10, dtype=np.int32))]
         self._session = cast(Session, SimpleNamespace(generations=[self.generation], prompts=prompts))
         self._reply = reply_of(**{"message": FORM, "tokenizer": tokenizer, **fields})
 
