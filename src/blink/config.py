@@ -19,8 +19,9 @@ _CALL_FORMATS = (
     "mistral olmo3 openai phi4_mini_json plamo3 pythonic qwen3_coder seed_oss step3 step5 xlam"
 )
 _REASONING_FORMATS = (
-    "deepseek_r1", "ernie45", "gemma4", "granite", "hunyuan_a13b", "kimi_k2", "minimax_m2_append_think", "mistral",
-    "openai_gptoss", "qwen3", "seed_oss",
+    "cohere_command3", "deepseek_r1", "deepseek_v4", "ernie45", "gemma4", "glm45", "granite", "granite_thinking_parser",
+    "hunyuan_a13b", "k2_horizon", "kimi_k2", "kimi_k3", "minimax_m2_append_think", "minimax_m3", "mistral",
+    "nemotron_v3", "openai_gptoss", "plamo3", "qwen3", "seed_oss", "step3p5",
 )  # fmt: skip
 FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
 MAX_TPOT_TARGET_MS = 10_000  # as csrc/region/layout.h has it
@@ -272,6 +273,7 @@ class FrontendConfig:
     )
     return_tokens_as_token_ids: bool = option(False, "name tokens in logprobs by their ids, as token_id:5")
     enable_force_include_usage: bool = option(False, "put usage into each chunk of every stream, and at its end")
+    enable_per_request_metrics: bool = option(False, "tell in answers, or with a stream's usage, what times they took")
     enable_tokenizer_info_endpoint: bool = option(False, "answer /tokenizer_info with the tokenizer's configuration")
     enable_auto_tool_choice: bool = option(True, "let the model decide whether it calls tools")
     tool_call_parser: str = option(
@@ -316,18 +318,13 @@ class FrontendConfig:
         require(self, "port", 0, 65535)
         require(self, "frontend_sched_priority", 1, 99)
         parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
-        for name in (
-            "max_num_queued_reqs",
-            "response_store_size",
-            "response_store_bytes",
-            "shutdown_timeout",
-            "keep_alive_timeout",
-        ):
+        for name in ("max_num_queued_reqs", "max_connections", "response_store_size", "response_store_bytes"):
+            require(self, name, 0)
+        for name in ("shutdown_timeout", "keep_alive_timeout"):
             require(self, name, 0)
         for name in ("max_body_bytes", "max_bodies_bytes", "max_tokenize_chars"):
             require(self, name, 1)
         require(self, "body_timeout", 0.1, 3600)
-        require(self, "max_connections", 0)
         require(self, "max_client_share", 0.001, 1)
         require(self, "engine_timeout", 0.5, 3600)
 

@@ -51,6 +51,8 @@ The second line prints this, and starts:
 | LoRA, speculative decoding, images, embeddings | yes | not yet: refused |
 | address without `--host` | all addresses | 127.0.0.1 |
 | tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |
+| answers without `<think>` | `qwen3`: reasoning | the end of the prompt decides: [reasoning](reasoning.md) |
+| `<tool_call>` within reasoning | `qwen3`: the end of it | only a call of the form `<tool_call><function=` ends it |
 | prefix cache with several API keys | shared | one for each key; `--prefix-cache-isolation none` shares it |
 | stored responses (`/v1/responses`) | when switched on | always; `--response-store-size 0` stores nothing |
 | batch work with lower priority | `priority` | also [best-effort requests](classes.md), whose steps can be preempted |

@@ -16,8 +16,9 @@ from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.region.layout import FinishReason
 from blink.text.assets import ModelAssets, load_assets
-from blink.text.message.formats import HERMES, REASONING_FORMATS
+from blink.text.message.formats import HERMES
 from blink.text.message.parser import MessageForm
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from fake_engine import FakeServer
 from small_tokenizer import MODEL, load_small_assets
 
@@ -292,7 +293,7 @@ def test_a_stream_has_blocks_of_reasoning_text_and_calls() -> None:
     assert without_chance(streamed) == without_chance(whole)
     assert [block["type"] for block in whole["content"]] == ["thinking", "text", "tool_use", "tool_use"]
     assert whole["content"][0]["thinking"] == "Two sums." and whole["content"][0]["signature"]
-    assert whole["content"][1] == {"type": "text", "text": "Let me see."}
+    assert whole["content"][1] == {"type": "text", "text": "\n\nLet me see."}
     assert [(block["name"], block["input"]) for block in whole["content"][2:]] == [("add", {"a": 1}), ("add", {"a": 2})]
     ids = {block["id"] for block in whole["content"][2:]}
     assert len(ids) == 2 and all(name.startswith("toolu_") for name in ids)
@@ -309,7 +310,7 @@ def test_reasoning_is_hidden_but_signed_where_it_is_omitted() -> None:
     whole = play(TEXT, shows_thinking=False).whole()
     assert whole["content"][0]["thinking"] == "" and whole["content"][0]["signature"]
     events = play(TEXT, shows_thinking=False).stream()
-    assert "thinking_delta" not in json.dumps(events) and gather(events)["content"][1]["text"] == "Let me see."
+    assert "thinking_delta" not in json.dumps(events) and gather(events)["content"][1]["text"] == "\n\nLet me see."
 
 
 @pytest.mark.parametrize("text", ["Once upon", "<think>Hm"])

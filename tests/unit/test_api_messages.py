@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -19,9 +20,10 @@ from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
-from blink.text.generation import Generation
-from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
+from blink.text.generation import Generation, Times
+from blink.text.message.formats import CALL_FORMATS, HERMES
 from blink.text.message.parser import MessageForm
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from blink.text.tokenizer import Tokenizer
 from call_texts import NAMES, SCHEMAS, TEXTS
 from played_generation import PlayedGeneration, reply_of
@@ -49,7 +51,7 @@ class Play(PlayedGeneration):
         self.generation = Generation(0, tokenizer, params, (2,))
         self._tokens = [token for letter in text for token in tokenizer.encode(letter, add_special_tokens=False)]
         self._reason = reason
-        prompts = [SimpleNamespace(num_tokens=7, tokens=None)]
+        prompts = [SimpleNamespace(num_tokens=7, tokens=np.arange(3, 10, dtype=np.int32))]
         self._session = cast(Session, SimpleNamespace(generations=[self.generation], prompts=prompts))
         self._reply = reply_of(**{"message": FORM, "tokenizer": tokenizer, **fields})
 
@@ -94,7 +96,7 @@ def test_deltas_are_openais(tokenizer: Tokenizer) -> None:
     assert len(rest) > 10  # they stream
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Two sums."
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Two sums."
-    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    assert "".join(delta.get("content", "") for delta in deltas) == "\n\nLet me see."
     assert (deltas[-1], chunks[-1].choices[0].finish_reason) == ({}, "tool_calls")
     assert {chunk.choices[0].finish_reason for chunk in chunks[:-1]} == {None}
 
@@ -103,11 +105,33 @@ def test_the_whole_message_is_that_of_the_stream(tokenizer: Tokenizer) -> None:
     choice = Play(tokenizer, TEXT).whole()["choices"][0]
     message = choice["message"]
     assert choice["finish_reason"] == "tool_calls"
-    assert (message["content"], message["reasoning_content"]) == ("Let me see.", "Two sums.")
+    assert (message["content"], message["reasoning_content"]) == ("\n\nLet me see.", "Two sums.")
     assert [call["function"] for call in message["tool_calls"]] == [
         {"name": "add", "arguments": '{"a": 1}'},
         {"name": "add", "arguments": '{"a": 2}'},
     ]
+
+
+def test_reasoning_that_becomes_the_content_is_told_once_in_a_whole_message(tokenizer: Tokenizer) -> None:
+    form = MessageForm(reasoning=REASONING_FORMATS["qwen3"], needs_content=True)
+    message = Play(tokenizer, "<think>Four.", message=form).whole()["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Four.", None)
+    deltas = [chunk["choices"][0]["delta"] for chunk in Play(tokenizer, "<think>Four.", message=form).stream()]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Four."
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == "Four."
+
+
+def test_times_are_told_where_they_were_asked_for(tokenizer: Tokenizer) -> None:
+    play = Play(tokenizer, "Hi.", has_times=True, include_usage=True)
+    play.generation.times = Times(arrived=1.0, admitted=1.25, first=1.5, ended=2.25)
+    chunks = play.stream()
+    (metrics,) = [chunk["metrics"] for chunk in chunks if "metrics" in chunk]
+    assert chunks[-1]["metrics"] == metrics and chunks[-1]["usage"]
+    num_tokens = play.generation.num_tokens
+    expected = {"queue_time_ms": 250, "time_to_first_token_ms": 500, "generation_time_ms": 750}
+    assert metrics == expected | {"mean_itl_ms": 750 / (num_tokens - 1), "tokens_per_second": num_tokens}
+    assert "metrics" not in Play(tokenizer, "Hi.", has_times=True).whole()  # nobody has measured them
+    assert all("metrics" not in chunk for chunk in Play(tokenizer, "Hi.").stream())
 
 
 def test_without_content_it_is_null_and_without_anything_empty(tokenizer: Tokenizer) -> None:
@@ -171,7 +195,7 @@ def test_a_response_streams_reasoning_text_and_calls_as_items(tokenizer: Tokeniz
     final = state._completed_response
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
     assert final.output[0].content[0].text == "Two sums."
-    assert final.output_text == "Let me see."
+    assert final.output_text == "\n\nLet me see."
     assert [(call.name, call.arguments) for call in final.output[2:]] == [("add", '{"a": 1}'), ("add", '{"a": 2}')]
     assert {item.status for item in final.output} == {"completed"}
     for kind, last in (("reasoning_text", "text"), ("function_call_arguments", "arguments")):

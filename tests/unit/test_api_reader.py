@@ -231,6 +231,19 @@ def test_a_bias_that_is_none_is_400_by_name(assets: ModelAssets, fields: str, pa
     assert caught.value.param == param
 
 
+def test_tokens_that_another_server_made_are_the_prompt_of_a_chat(assets: ModelAssets) -> None:
+    def read(kind: str, given: object) -> ParsedRequest:
+        prompt = {"messages": [{"role": "user", "content": "Hi."}]} if kind == "chat" else {"prompt": "Hi."}
+        return read_body(kind, orjson.dumps({**prompt, "kv_transfer_params": given}), assets, BOUNDS)
+
+    (prompt,) = read("chat", {"prompt_token_ids": [5, 6, 7]}).prompts
+    assert prompt.tolist() == [5, 6, 7]
+    wrong = [{"prompt_token_ids": []}, {"prompt_token_ids": [VOCAB_SIZE]}, {"prompt_token_ids": [5], "remote": "x"}, {}]
+    for kind, given in (*(("chat", given) for given in wrong), ("completions", {"prompt_token_ids": [5]})):
+        with pytest.raises(BadRequestError):
+            read(kind, given)
+
+
 @pytest.fixture(scope="module")
 def more_tokens(assets: ModelAssets) -> ModelAssets:
     """Assets whose tokenizer has a token more than the model."""

@@ -13,9 +13,10 @@ import fake_engine
 from blink.api.reading import read_body
 from blink.api.serving.parsed_request import Bounds
 from blink.text.assets import ModelAssets
-from blink.text.message.formats import HERMES, REASONING_FORMATS
+from blink.text.message.formats import HERMES
 from blink.text.message.parser import MessageParser
 from blink.text.message.parts import Content, Part, Reasoning, merge
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import Tokenizer
 from harmony_model import build_tokenizer
@@ -55,7 +56,7 @@ VARIABLES: list[tuple[dict[str, Any], bool]] = [
 def test_a_model_that_is_not_to_reason_answers_at_once(fields: Any, is_answer: bool, prompt: str) -> None:
     parts = parts_of(" far.", "deepseek_r1", prompt, "So", **fields)
     is_open = prompt.endswith("<think>") and "continue_final_message" not in fields
-    assert parts == ([Content(" far.")] if is_answer and not is_open else [Reasoning("far.")])
+    assert parts == ([Content(" far.")] if is_answer and not is_open else [Reasoning(" far.")])
 
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "qwen3"])
@@ -66,3 +67,10 @@ def test_a_message_is_continued_inside_of_its_reasoning_or_behind_it(name: str) 
     assert [type(part) for part in inside] == [Reasoning, Content]
     behind = parts_of(", sir.", name, template, "<think>No.</think>Yes", **talk)
     assert [type(part) for part in behind] == [Content]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_request_may_ask_for_content_in_any_case(asked: bool) -> None:
+    fields = {"chat_template_kwargs": {"force_nonempty_content": asked}}
+    parts = parts_of("far.", "nemotron_v3", "{{ messages[-1].content }}", "So", **fields)
+    assert parts == [Reasoning("far."), *([Content("far.")] if asked else [])]

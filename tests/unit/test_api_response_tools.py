@@ -176,7 +176,7 @@ def test_the_logprobs_of_the_text_are_told_once() -> None:
     whole = play(TEXT, has_logprobs=True, message=FORM).whole()
     (part,) = next(item for item in whole["output"] if item["type"] == "message")["content"]
     text = "".join(entry["token"] for entry in part["logprobs"])
-    assert text.strip() == part["text"] == "Let me see."
+    assert text.rstrip() == part["text"] == "\n\nLet me see."
     assert {"token", "logprob", "bytes", "top_logprobs"} == set(part["logprobs"][0])
     events = play(TEXT, has_logprobs=True, message=FORM).stream()
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -192,3 +192,15 @@ def test_logprobs_are_asked_for_by_include(fields: Any) -> None:
     chat = chat_of(include=["message.output_text.logprobs"], top_logprobs=3)
     assert (chat.logprobs, chat.top_logprobs) == (True, 3)
     assert chat_of(include=["message.output_text.logprobs"]).top_logprobs_count == 0
+
+
+def test_the_tokens_of_prompt_and_output_are_told_where_they_were_asked_for() -> None:
+    played = play("Hi.", shows_messages=True, message=MessageForm())
+    whole, tokenizer = played.whole(), load_small_assets().tokenizer
+    (given,), (made,) = whole["input_messages"], whole["output_messages"]
+    assert given["tokens"] == list(range(3, 10)) and made["message"].startswith("Hi.")
+    for message in (given, made):
+        assert message["type"] == "raw_message_tokens"
+        assert message["message"] == tokenizer.decode(message["tokens"], skip_special_tokens=False)
+    assert len(made["tokens"]) == played.generation.num_tokens
+    assert "input_messages" not in play("Hi.", message=MessageForm()).whole()

@@ -134,6 +134,15 @@ def test_logit_biases_are_by_token_id_and_within_their_bounds() -> None:
         assert caught.value.param == "logit_bias"
 
 
+def test_wrong_keys_of_logit_biases_are_told_together() -> None:
+    with pytest.raises(BadRequestError, match=r"logit_bias: 'not_a_token', '-1' are not token ids of this model\."):
+        params_of({"logit_bias": {"not_a_token": 1, "5": 1, "-1": 1}})
+    with pytest.raises(BadRequestError, match=r"logit_bias: 'k0', .*'k9' and 40 more are not token ids"):
+        params_of({"logit_bias": {f"k{i}": 1 for i in range(50)}})
+    with pytest.raises(BadRequestError, match="logit_bias: 100 is not a token id of this model, which has 100"):
+        params_of({"logit_bias": {"100": 1}})
+
+
 def test_priority_needs_the_priority_policy() -> None:
     with pytest.raises(BadRequestError) as caught:
         params_of({"priority": 1})

@@ -24,9 +24,10 @@ from blink.structured_outputs import StructuralTag, Tag
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.conversation import flatten_messages
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
-from blink.text.message.formats import CALL_FORMATS, HERMES, REASONING_FORMATS
+from blink.text.message.formats import CALL_FORMATS, HERMES
 from blink.text.message.parser import MessageForm
 from blink.text.message.parts import CallOpened
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer
 from blink.text.tool_prompt import put_tools_in_message, tell_tools

@@ -35,10 +35,11 @@ from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.generation import Generation
 from blink.text.harmony_prompt import arrange_messages
-from blink.text.message.formats import HARMONY, HARMONY_REASONING, HERMES
+from blink.text.message.formats import HARMONY, HERMES
 from blink.text.message.harmony import MARKS, is_reasoning_open
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.reasoning_formats import HARMONY_REASONING
 from blink.text.vocabulary import list_vocabulary
 from harmony_model import SPECIAL_TOKENS, build_tokenizer, write_harmony_model
 from played_generation import PlayedGeneration, reply_of

@@ -20,9 +20,10 @@ from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.grammar.compiler import compile_structured
 from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
-from blink.text.message.formats import CALL_FORMATS, find_call_format, find_reasoning_format
+from blink.text.message.formats import CALL_FORMATS, find_call_format
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.reasoning_formats import find_reasoning_format
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import Tokenizer
 from harmony_model import build_tokenizer
@@ -94,7 +95,8 @@ def test_replies_are_read_at_every_cut(model: Qwen, reply: Reply) -> None:
     thinks = model.opens != "never"
     _, form = read(model)
     text = f"{THOUGHT}\n</think>\n\n{reply.text}" if thinks else reply.text
-    expected = (THOUGHT if thinks else "", reply.content, list(reply.calls))
+    reasoning, space = (f"{THOUGHT}\n", "\n\n") if thinks else ("", "")
+    expected = (reasoning, reply.content and space + reply.content, list(reply.calls))
     for pieces in cuts_of(text):
         assert meaning_of(parse(form, pieces)) == expected
 
@@ -103,8 +105,9 @@ def test_replies_are_read_at_every_cut(model: Qwen, reply: Reply) -> None:
 def test_a_model_that_is_not_to_think_answers_at_once(model: Qwen, reply: Reply) -> None:
     _, form = read(model, **OFF)
     # A template without the switch opens the reasoning all the same.
-    text = f"</think>\n\n{reply.text}" if model.opens == "always" else reply.text
-    assert meaning_of(parse(form, list(text))) == ("", reply.content, list(reply.calls))
+    before, space = ("</think>\n\n", "\n\n") if model.opens == "always" else ("", "")
+    expected = ("", reply.content and space + reply.content, list(reply.calls))
+    assert meaning_of(parse(form, list(before + reply.text))) == expected
 
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Qwen3.6", "Qwen3.8"])
@@ -113,7 +116,7 @@ def test_a_call_in_open_reasoning_ends_it_where_the_model_may_call(name: str) ->
     text = f"Now the room.\n\n{reply.text}"
     _, form = read(MODELS[name])
     for pieces in cuts_of(text):
-        assert meaning_of(parse(form, pieces)) == ("Now the room.", "", list(reply.calls))
+        assert meaning_of(parse(form, pieces)) == ("Now the room.\n\n", "", list(reply.calls))
     for fields in ({"tools": None}, {"tool_choice": "required"}):
         _, form = read(MODELS[name], **fields)
         assert meaning_of(parse(form, [text])) == (text, "", [])

@@ -18,8 +18,8 @@ from blink.kernels.sampling import sample
 from blink.request.reasoning_budget import can_limit_reasoning, limit_reasoning
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
-from blink.text.message.formats import REASONING_FORMATS
 from blink.text.message.parser import MessageForm
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from fake_engine import FakeServer
 from model_driver import set_params
 from small_tokenizer import MODEL, load_small_assets, with_names

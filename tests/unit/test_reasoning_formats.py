@@ -13,29 +13,62 @@ from hypothesis import strategies as st
 
 from blink.config import FrontendConfig
 from blink.text.assets import load_assets
-from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS, find_reasoning_format
+from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.reasoning import as_prompted, is_reasoning_open
+from blink.text.message.reasoning_formats import REASONING_FORMATS, find_reasoning_format
 from blink.vllm.table import load_table
 
 TAGGED = [name for name, form in REASONING_FORMATS.items() if not form.uses_harmony]
 THOUGHT = [
     # format, as the prompt leaves it, text, reasoning, content
-    ("seed_oss", None, "<seed:think>Hm <think>.</seed:think>\nYes.", "Hm <think>.", "Yes."),
+    ("deepseek_v4", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),
+    ("qwen3", True, "\nHm.\n</think>\n\nYes.", "\nHm.\n", "\n\nYes."),
+    ("qwen3", None, "\n</think>Yes.", "", "Yes."),
+    ("qwen3", None, "</thin", "", "</thin"),
+    ("nemotron_v3", None, "\nHm.\n</think>\n\nYes.", "\nHm.", "\n\nYes."),
+    ("step3p5", None, "\n <think>Hm.\n\n</think>\nYes.", "Hm.", "\nYes."),
+    ("granite_thinking_parser", None, "<think> Hm.\n</think>\n\nYes.\n", "Hm.", "Yes.\n"),
+    ("granite_thinking_parser", False, "\nYes.", "", "\nYes."),
+    ("glm45", True, "Hm.\n</think>\nYes.", "Hm.", "\nYes."),
+    ("seed_oss", None, "<seed:think>Hm <think>.</seed:think>\nYes.", "Hm <think>.", "\nYes."),
     ("seed_oss", None, "Hm.</seed:think>Yes.", "Hm.", "Yes."),
-    ("granite", None, "Here is my thought process: Hm.\n\nHere is my response:\nYes.", "Hm.", "Yes."),
-    ("granite", None, "Here's my thought process:\nHm. Here's my response: Yes.", "Hm.", "Yes."),
+    ("granite", None, "Here is my thought process: Hm.\n\nHere is my response:\nYes.", " Hm.\n\n", "\nYes."),
+    ("granite", None, "Here's my thought process:\nHm. Here's my response: Yes.", "\nHm. ", " Yes."),
     ("granite", None, "Here is my answer: Yes.", "", "Here is my answer: Yes."),
-    ("granite", None, "Here is my thought process: Hm. Here is my", "Hm. Here is my", ""),
+    ("granite", None, "Here is my thought process: Hm. Here is my", " Hm. Here is my", ""),
     ("gemma4", None, "<|channel>thought\nHm.\n<channel|>Yes.", "Hm.", "Yes."),
+    ("gemma4", None, "<|channel>though I hm<channel|>Yes.", "though I hm", "Yes."),
+    ("gemma4", None, "<|channel>thou", "thou", ""),
+    ("gemma4", None, "<|channel>thought\n<channel|>\nYes.<channel|>", "", "\nYes."),
+    ("gemma4", None, "So.\n<|channel>thought\nHm. <channel|>\nYes<|channel>Or?", "Hm.Or?", "So.\n\nYes"),
+    ("gemma4", None, "Yes <|chan", "", "Yes <|chan"),
     ("gemma4", None, "Yes.", "", "Yes."),
+    ("plamo3", True, "Hm.<|plamo:end_think:plamo|>Yes.", "Hm.", "Yes."),
     ("kimi_k2", None, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
-    ("kimi_k2", True, "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("kimi_k2", True, "Hm.\n</think>Yes.", "Hm.", "Yes."),
+    ("kimi_k3", None, "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>", "Hm.", "Yes."),
+    ("k2_horizon", None, "Hm.</ifm|think_fast>Yes.", "Hm.", "Yes."),
+    ("k2_horizon", True, "<ifm|think_faster> </ifm|think_faster>Yes.", " ", "Yes."),
+    ("minimax_m3", None, "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes."),
+    ("minimax_m3", None, "</mm:think>Yes.", "", "Yes."),
+    ("minimax_m3", None, "Yes</mm:think>.", "", "Yes</mm:think>."),
     ("hunyuan_a13b", None, "<think>\nHm.\n</think>\n<answer>\nYes.\n</answer>", "Hm.", "Yes."),
+    ("hunyuan_a13b", None, "<think>\nHm.\n</think>\n<answer>\n", "Hm.", ""),
     ("hunyuan_a13b", None, "<answer>Yes <b>.</answer>", "", "Yes <b>."),
     ("ernie45", None, "Hm.\n</think>\n\n<response>\nYes.\n</response>\n", "Hm.", "Yes.\n"),
+    (
+        "cohere_command3",
+        None,
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>",
+        "Hm.",
+        "Yes.",
+    ),
+    ("cohere_command3", None, "<|START_TEXT|>Yes.<|END_TEXT|>", "", "Yes."),
     ("minimax_m2_append_think", None, "Hm.</think>\n\nYes.", "", "<think>Hm.</think>\n\nYes."),
     ("minimax_m2_append_think", None, "<think>Hm.</think>Yes.", "", "<think>Hm.</think>Yes."),
+    ("minimax_m2_append_think", None, "", "", "<think>"),
     ("minimax_m2_append_think", False, "Yes.", "", "Yes."),
 ]
 
@@ -63,6 +96,9 @@ def test_reasoning_is_told_from_content_at_each_cut(
 PIECES = [
     "<think>",
     "</think>",
+    "<|channel>",
+    "thought\n",
+    "<channel|>",
     "Here is my ",
     "thought process:",
     "response:",
@@ -78,6 +114,50 @@ PIECES = [
 def test_no_cut_changes_what_is_reasoning(name: str, is_open: bool | None, pieces: list[str]) -> None:
     form = MessageForm(reasoning=REASONING_FORMATS[name], is_reasoning_open=is_open)
     assert parse(form, pieces) == parse(form, ["".join(pieces)]) == parse(form, list("".join(pieces)))
+
+
+THOUGHT_WITH_SPACE = "<think>\nHm.\n</think>\n\nYes.\n"
+
+
+def test_a_form_without_space_drops_that_around_reasoning() -> None:
+    form = MessageForm(reasoning=REASONING_FORMATS["qwen3"]).without_space()
+    for pieces in ([THOUGHT_WITH_SPACE], list(THOUGHT_WITH_SPACE)):
+        assert parse(form, pieces) == [Reasoning("Hm."), Content("Yes.\n")]
+    assert MessageForm().without_space() == MessageForm()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("<think>Four.", [Reasoning("Four."), Content("Four.")]),
+        ("<think>Four.</think>\n", [Reasoning("Four."), Content("\nFour.")]),
+        ("<think>Hm.</think>Four.", [Reasoning("Hm."), Content("Four.")]),
+        ("", []),
+    ],
+)
+def test_reasoning_that_no_answer_follows_is_the_content_where_a_request_needs_one(
+    text: str, parts: list[Part]
+) -> None:
+    form = MessageForm(reasoning=REASONING_FORMATS["nemotron_v3"], needs_content=True)
+    assert parse(form, [text]) == parse(form, list(text)) == parts
+    shown = [part for part in parts if isinstance(part, Content)]
+    assert parse(replace(form, include_reasoning=False), list(text)) == shown
+
+
+def test_prompts_may_end_with_each_of_the_tags() -> None:
+    form = REASONING_FORMATS["gemma4"]
+    assert is_reasoning_open("<|turn>model\n<|channel>thought\n", form) is True
+    assert is_reasoning_open("<|turn>model\n<|channel>", form) is True
+    assert is_reasoning_open("<|turn>model\n<|channel>thought\n<channel|>", form) is False
+    assert is_reasoning_open("...", form, begun="So.<|channel>Hm") is True
+
+
+def test_the_pair_of_tags_that_a_prompt_begins_is_that_of_its_reply() -> None:
+    form = REASONING_FORMATS["k2_horizon"]
+    fast = as_prompted(form, "...<ifm|think_fast>\n")
+    assert MessageForm(reasoning=fast, is_reasoning_open=True).reasoning_tags == ("", "</ifm|think_fast>")
+    assert {*fast.opens} == {*form.opens} and {*fast.closes} == {*form.closes}
+    assert as_prompted(form, "...") is form and as_prompted(form, "<ifm|think>") is form
 
 
 def test_calls_end_reasoning_that_has_no_end() -> None:
@@ -101,6 +181,13 @@ def test_calls_end_reasoning_that_has_no_end() -> None:
         ("<|tool_calls_section_begin|> <think></think>", "kimi_k2"),
         ("<think> <answer>", "hunyuan_a13b"),
         ("<|channel>thought", "gemma4"),
+        ("<arg_key> <think>", "glm45"),
+        ("<｜DSML｜tool_calls> <think>", "deepseek_v4"),
+        ("<mm:think>", "minimax_m3"),
+        ("<ifm|think_fast>", "k2_horizon"),
+        ("<|open|>think<|sep|>", "kimi_k3"),
+        ("<|START_THINKING|>", "cohere_command3"),
+        ("<|plamo:begin_think:plamo|>", "plamo3"),
         ("An <answer> or a <response>: {{ messages[0].content }}", ""),
     ],
 )
@@ -118,5 +205,6 @@ def test_auto_is_by_the_template_and_none_is_none(tmp_path: Path) -> None:
 
 def test_other_names_of_parsers_are_those_that_there_are() -> None:
     flag = load_table()["--reasoning-parser"]
-    for name in ("deepseek_v3", "glm45", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "step3", "step3p5", "kimi"):
+    names = [word.split("=")[0] for word in flag.words if not word.endswith("=auto")]
+    for name in (*names, "glm45", "nemotron_v3", "step3p5"):
         assert flag.to_own(name) in REASONING_FORMATS

@@ -15,8 +15,9 @@ from blink.api.openai.logprobs import LogprobFormat
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
 from blink.text.generation import Generation, TokenLogprob
-from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
+from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from blink.text.tokenizer import NoTokenizer, Tokenizer
 from small_tokenizer import load_small_assets
 
@@ -106,6 +107,8 @@ def test_logprobs_keep_pace_with_tokens_in_both_forms() -> None:
     completion = form.completion(entries, 10)
     assert completion["text_offset"][:2] == [10, 10 + len(completion["tokens"][0])]
     assert all(len(top) == 2 for top in completion["top_logprobs"])
+    assert [next(iter(top)) for top in completion["top_logprobs"]] == completion["tokens"]  # itself first
+    assert [next(iter(top)) for top in form.prompt(entries)[1:] if top] == [str(token) for token in tokens]
     named = LogprobFormat(tokenizer(), as_token_ids=True).completion(entries, 0)
     assert named["tokens"] == [f"token_id:{token}" for token in tokens]
 
@@ -138,7 +141,7 @@ def test_no_alternative_of_a_token_is_dropped_or_has_the_value_of_another() -> N
     named, unnamed = BYTES_OF[b"named*"], BYTES_OF[b"y*"]
     assert same == {"named": -3.0, f"name {named}": -1.0, "y": -2.0, f"token_id:{unnamed}": -3.0}
     unknown = logprobs_of([b"", b"*", b"**"])
-    assert list(unknown.values()) == [-1.0, -2.0, -3.0]
+    assert list(unknown.values()) == [-3.0, -1.0, -2.0]
 
 
 def test_a_sampled_token_among_the_alternatives_is_listed_once() -> None:

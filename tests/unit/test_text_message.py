@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS, find_call_format
+from blink.text.message.formats import CALL_FORMATS, find_call_format
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
 from blink.text.message.passages import Passages
 from blink.text.message.reasoning import is_reasoning_open
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 
 # gpt-oss' messages stand between special tokens: test_harmony.py.
 TAGGED_CALLS = [name for name, form in CALL_FORMATS.items() if not form.uses_harmony]
@@ -256,15 +257,15 @@ def test_without_parallel_calls_all_behind_the_first_is_dropped() -> None:
 
 THOUGHT = [
     # format, as the prompt leaves it, text, reasoning, content
-    ("qwen3", None, "<think>\nHm.\n\nSo.\n</think>\n\nYes.", "Hm.\n\nSo.", "Yes."),
-    ("qwen3", None, "\n<think>\n\n</think>\n\nYes.", "", "Yes."),
+    ("qwen3", None, "<think>\nHm.\n\nSo.\n</think>\n\nYes.", "\nHm.\n\nSo.\n", "\n\nYes."),
+    ("qwen3", None, "\n<think>\n\n</think>\n\nYes.", "\n\n", "\n\nYes."),
     ("qwen3", None, " Yes, <think>x</think>.", "", " Yes, <think>x</think>."),
     ("qwen3", True, "Hm.</think>Yes.", "Hm.", "Yes."),
-    ("qwen3", False, "\n\nYes.", "", "Yes."),
+    ("qwen3", False, "\n\nYes.", "", "\n\nYes."),
     ("qwen3", None, "<think>Hm, and the limit", "Hm, and the limit", ""),
     ("qwen3", None, "<thi", "", "<thi"),
-    ("deepseek_r1", None, "Hm.</think>\nYes.", "Hm.", "Yes."),
-    ("deepseek_r1", None, "<think>Hm.</think>\nYes.", "Hm.", "Yes."),
+    ("deepseek_r1", None, "Hm.</think>\nYes.", "Hm.", "\nYes."),
+    ("deepseek_r1", None, "<think>Hm.</think>\nYes.", "Hm.", "\nYes."),
     ("deepseek_r1", None, "Hm. </thin", "Hm. </thin", ""),
     ("mistral", None, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
 ]

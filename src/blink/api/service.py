@@ -132,6 +132,7 @@ class ApiService:
             shows_fields=self.config.enable_log_requests,
             names_token_ids=self.config.return_tokens_as_token_ids,
             always_has_usage=self.config.enable_force_include_usage,
+            shows_times=self.config.enable_per_request_metrics,
             store=self.store_limits,
         )
 

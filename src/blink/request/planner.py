@@ -206,7 +206,8 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
     for param in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
         for token in getattr(params, param) or ():
             if not 0 <= token < engine.vocab_size:
-                raise BadRequestError(f"{param}: {token} is not a token id of this model.", param)
+                told = f"{param}: {token} is not a token id of this model, which has {engine.vocab_size}."
+                raise BadRequestError(told, param)
     if params.structured_outputs is not None and not engine.can_constrain:
         raise BadRequestError("This server's engine has no tokenizer, which structured outputs need.", _STRUCTURED)
     if params.n * num_prompts > engine.max_sequences:

@@ -18,16 +18,9 @@ from blink.text.call_shape import read_call_shape
 from blink.text.default_sampling import read_default_sampling
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
-from blink.text.message.formats import (
-    CALL_FORMATS,
-    HARMONY,
-    HARMONY_REASONING,
-    HERMES,
-    REASONING_FORMATS,
-    find_call_format,
-    find_reasoning_format,
-)
+from blink.text.message.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format
 from blink.text.message.harmony import END_TOKENS, MARKS
+from blink.text.message.reasoning_formats import HARMONY_REASONING, REASONING_FORMATS, find_reasoning_format
 from blink.text.template import ChatTemplate
 from blink.text.template_sources import DEFAULT, TOOL_USE, choose_template, find_gguf_templates, find_templates
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer

@@ -37,6 +37,15 @@ class Delta(NamedTuple):
     logprobs: list[TokenLogprob]
 
 
+class Times(NamedTuple):
+    """When a sequence went from one state to the next; seconds, time.perf_counter. None: it never did."""
+
+    arrived: float
+    admitted: float | None
+    first: float | None  # token
+    ended: float
+
+
 class Generation:
     """One growing sequence; `index` is its place among the choices of the response."""
 
@@ -57,6 +66,7 @@ class Generation:
         "prompt_logprobs",
         "reasoning_tokens",
         "stop_reason",
+        "times",
     )
 
     def __init__(
@@ -75,6 +85,7 @@ class Generation:
         self.reasoning_tokens = 0  # whoever reads the text as a message counts them
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.times: Times | None = None  # when it has ended
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's second token and those behind it
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids

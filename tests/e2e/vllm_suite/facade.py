@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import parsers
+import reasoning_parsers
 import servers
 
 _LIBRARIES = ("mistral_common", "openai_harmony", "partial_json_parser", "xgrammar")
@@ -44,11 +45,11 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        found = _NAMES.get(name) or parsers.find_class(name)
+        found = _NAMES.get(name) or parsers.find_class(name) or reasoning_parsers.find_class(name)
         return found or _InternalType(name, (), {"__module__": self.__name__})
 
 
-_NAMES = parsers.NAMES | servers.NAMES | {"VLLMValidationError": ValueError}
+_NAMES = parsers.NAMES | reasoning_parsers.NAMES | servers.NAMES | {"VLLMValidationError": ValueError}
 
 
 class _Finder(MetaPathFinder, Loader):

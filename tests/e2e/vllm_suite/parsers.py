@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blink's parsers behind the interface of vLLM's: classes by its names, results in its shapes."""
+"""Blink's parsers of calls behind the interface of vLLM's: classes by its names, results in its shapes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import tokenizers_of_models
 from pydantic import BaseModel, ConfigDict, Field
 
 from blink.text.message.format_kinds import CallFormat
-from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
+from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm, MessageParser
-from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning
-from blink.text.message.reasoning import is_switched_off
+from blink.text.message.parts import CallArguments, CallOpened, Content, Part
 from blink.vllm.table import load_table
 
 
@@ -170,63 +169,6 @@ class ToolParser:
         return delta if delta.content is not None or calls else None
 
 
-class ReasoningParser:
-    """One reply's parser of reasoning."""
-
-    name = ""
-
-    def __init__(self, tokenizer: Any, *_: object, chat_template_kwargs: Any = None, **__: object) -> None:
-        self.model_tokenizer = tokenizer
-        self._is_off = is_switched_off(chat_template_kwargs or {})
-        self._stream: MessageParser | None = None
-
-    @property
-    def vocab(self) -> dict[str, int]:
-        return self.model_tokenizer.get_vocab()
-
-    def extract_reasoning(self, model_output: str, request: Any = None, **_: object) -> tuple[str | None, str | None]:
-        del request
-        parser = self._begin()
-        parts = parser.push(model_output) + parser.finish()
-        return tuple("".join(part[0] for part in parts if isinstance(part, kind)) or None for kind in _KINDS)  # type: ignore[return-value]
-
-    def extract_reasoning_streaming(
-        self, previous_text: str, current_text: str, delta_text: str, *_: object, **__: object
-    ) -> DeltaMessage | None:
-        del current_text
-        if self._stream is None or not previous_text:
-            self._stream = self._begin()
-        delta = DeltaMessage()
-        for part in self._stream.push(delta_text):
-            if isinstance(part, Reasoning):
-                delta.reasoning = (delta.reasoning or "") + part.text
-            elif isinstance(part, Content):
-                delta.content = (delta.content or "") + part.text
-        return None if delta.content is None and delta.reasoning is None else delta
-
-    def is_reasoning_end(self, input_ids: Sequence[int], *_: object) -> bool:
-        parser = self._begin()
-        parser.push(self.model_tokenizer.decode(list(input_ids)))
-        return not parser.is_reasoning
-
-    def extract_content_ids(self, input_ids: Sequence[int]) -> list[int]:
-        parser, ids = self._begin(), [each for each in input_ids if isinstance(each, int)]
-        for place, token in enumerate(ids):
-            if not parser.is_reasoning and place:
-                return ids[place:]
-            parser.push(self.model_tokenizer.decode([token]))
-        return []
-
-    def _begin(self) -> MessageParser:
-        # A server sees how the prompt ends; vLLM's parsers suppose it, by the variables of the template.
-        is_open = False if self._is_off else self.name in _OPENED or None
-        return MessageParser(MessageForm(reasoning=REASONING_FORMATS[self.name], is_reasoning_open=is_open))
-
-
-_KINDS = (Reasoning, Content)
-_OPENED = ("qwen3", "kimi_k2")  # whose newer templates end the prompt with the opening tag
-
-
 def _calls_of(parts: Iterable[Part]) -> list[tuple[str, str]]:
     calls: list[tuple[str, str]] = []
     for part in parts:
@@ -244,7 +186,8 @@ def _describe(tool: Any) -> tuple[str, Mapping[str, Any] | None]:
     return function["name"], function.get("parameters")
 
 
-def _own_name(flag: str, name: str) -> str:
+def own_name(flag: str, name: str) -> str:
+    """Return Blink's name of a parser that a flag has under one of vLLM's."""
     return load_table()[flag].to_own(name)
 
 
@@ -293,25 +236,6 @@ _CALL_CLASSES = {
     "Step3ToolParser": "step3",
     "xLAMToolParser": "xlam",
 }
-_REASONING_CLASSES = {
-    "DeepSeekR1ReasoningParser": "deepseek_r1",
-    "DeepSeekV4ReasoningParser": "deepseek_v4",
-    "Glm45ReasoningParser": "glm45",
-    "NemotronV3ReasoningParser": "nemotron_v3",
-    "Ernie45ReasoningParser": "ernie45",
-    "Gemma4ReasoningParser": "gemma4",
-    "GraniteReasoningParser": "granite",
-    "HunyuanA13BReasoningParser": "hunyuan_a13b",
-    "KimiK2ReasoningParser": "kimi_k2",
-    "MiniMaxM2ReasoningParser": "minimax_m2",
-    "MiniMaxM2AppendThinkReasoningParser": "minimax_m2_append_think",
-    "MistralReasoningParser": "mistral",
-    "Olmo3ReasoningParser": "olmo3",
-    "Qwen3ReasoningParser": "qwen3",
-    "SeedOSSReasoningParser": "seed_oss",
-    "Step3ReasoningParser": "step3",
-    "Step3p5ReasoningParser": "step3p5",
-}
 
 
 class ToolParserManager:
@@ -319,15 +243,7 @@ class ToolParserManager:
 
     @classmethod
     def get_tool_parser(cls, name: str) -> type[ToolParser]:
-        return _tool_parser(_own_name("--tool-call-parser", name))
-
-
-class ReasoningParserManager:
-    """The same for reasoning."""
-
-    @classmethod
-    def get_reasoning_parser(cls, name: str) -> type[ReasoningParser]:
-        return _reasoning_parser(_own_name("--reasoning-parser", name))
+        return _tool_parser(own_name("--tool-call-parser", name))
 
 
 @cache
@@ -335,19 +251,10 @@ def _tool_parser(own: str) -> type[ToolParser]:
     return type(own, (ToolParser,), {"form": CALL_FORMATS[own]})
 
 
-@cache
-def _reasoning_parser(own: str) -> type[ReasoningParser]:
-    if own not in REASONING_FORMATS:
-        raise KeyError(own)
-    return type(own, (ReasoningParser,), {"name": own})
-
-
 def find_class(name: str) -> type[Any] | None:
     """Return the class of a parser by one of its names in vLLM, which has two ways to run most of them."""
-    name = re.sub("Engine(?=ToolParser)", "", name).replace("ParserReasoningAdapter", "ReasoningParser")
-    if name in _CALL_CLASSES:
-        return ToolParserManager.get_tool_parser(_CALL_CLASSES[name])
-    return ReasoningParserManager.get_reasoning_parser(_REASONING_CLASSES[name]) if name in _REASONING_CLASSES else None
+    name = re.sub("Engine(?=ToolParser)", "", name)
+    return ToolParserManager.get_tool_parser(_CALL_CLASSES[name]) if name in _CALL_CLASSES else None
 
 
 _PUBLIC = (
@@ -359,8 +266,6 @@ _PUBLIC = (
     ExtractedToolCallInformation,
     FunctionCall,
     FunctionDefinition,
-    ReasoningParser,
-    ReasoningParserManager,
     ToolCall,
     ToolParser,
     ToolParserManager,

@@ -13,6 +13,7 @@ from typing import Any, Final
 import anthropic
 import httpx
 import openai
+import tokenizers_of_models
 
 from blink.models.weights.files import default_model_path
 from ports import free_port
@@ -20,14 +21,17 @@ from processes import stop, wait_for
 
 _PATIENCE: Final = 240.0
 _HERE: Final = ["--device=cpu", "--cpu-threads=2", "--max-client-share=1"]
-# What Blink refuses by name and tests of other things start their server with: how many words belong to it.
+# What Blink refuses by name and tests of other things start their server with: how many words follow it.
 _NOT_YET: Final = {
     "--enable-lora": 0,
     "--lora-modules": -1,
     "--max-lora-rank": 1,
     "--max-cpu-loras": 1,
     "--max-loras": 1,
+    "--max-logprobs": 1,
 }
+_LENGTH: Final = ("--max-model-len", "--max_model_len")
+_MAX_LENGTH: Final = 8192  # of the default model's texts: a flag that asks for more is left out too
 
 
 class RemoteOpenAIServer:
@@ -45,6 +49,7 @@ class RemoteOpenAIServer:
         **_: object,
     ) -> None:
         del override_hf_configs
+        tokenizers_of_models.SERVED.add(model)
         self.host, self.port = "127.0.0.1", free_port()
         flags = _without_absent(list(vllm_serve_args))
         self.uds = flags[flags.index("--uds") + 1] if "--uds" in flags else None
@@ -104,14 +109,24 @@ def _without_absent(flags: list[str]) -> list[str]:
     kept: list[str] = []
     while flags:
         flag = flags.pop(0)
-        if flag not in _NOT_YET:
+        if flag not in _NOT_YET and not (flag in _LENGTH and int(flags[0]) > _MAX_LENGTH):
             kept.append(flag)
             continue
-        count = _NOT_YET[flag]
+        count = _NOT_YET.get(flag, 1)
         while flags and (count > 0 or (count < 0 and not flags[0].startswith("-"))):
             flags.pop(0)
             count -= 1
     return kept
+
+
+class ModelConfig:
+    """What there is to know of a model that a server runs."""
+
+    def __init__(self, model: str, **_: object) -> None:
+        self.model = model
+
+    def get_vocab_size(self) -> int:
+        return len(tokenizers_of_models.read_default())
 
 
 class _Hub:
@@ -121,4 +136,4 @@ class _Hub:
         return str(Path(__file__).parent)
 
 
-NAMES = {"RemoteOpenAIServer": RemoteOpenAIServer, "hf_api": _Hub}
+NAMES = {"ModelConfig": ModelConfig, "RemoteOpenAIServer": RemoteOpenAIServer, "hf_api": _Hub}

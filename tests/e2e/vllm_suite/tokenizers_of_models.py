@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tokenizer for the tests of all models: the words of Blink's own tests, and the marks of every format."""
+"""Two tokenizers for the tests of all models: of a model that a server runs that of the default model, which it is.
+
+Of any other: the words of Blink's own tests, and the marks of every format.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,27 @@ from typing import Any
 import transformers
 from tokenizers import AddedToken, Tokenizer
 
-from blink.text.message.formats import CALL_FORMATS, REASONING_FORMATS
+from blink.models.weights.files import default_model_path
+from blink.text.message.formats import CALL_FORMATS
+from blink.text.message.reasoning_formats import REASONING_FORMATS
 from make_tokenizer import FOLDER
 
 # What models' tokenizers have as one token: a mark between angle or square brackets, without spaces.
 _MARK = re.compile(r"<[^<>\s=\"]+>|\[[A-Z_/]+\]")
+SERVED: set[str] = set()  # names under which servers run the default model
 _MORE = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
 
-def find(*_: object, **__: object) -> Any:
-    """Return the tokenizer, whichever model's is asked for."""
-    return _build()
+def find(name: str = "", *_: object, tokenizer_name: str = "", **__: object) -> Any:
+    """Return the tokenizer of a model."""
+    return read_default() if {name, tokenizer_name} & SERVED else _build()
+
+
+@cache
+def read_default() -> Any:
+    """Return the default model's tokenizer, as transformers reads it."""
+    path = default_model_path()
+    return transformers.PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
 
 
 def detokenize_one(
@@ -39,7 +52,7 @@ def _build() -> Any:
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     marks = {mark for form in CALL_FORMATS.values() for text in _texts(form) for mark in _MARK.findall(text)}
     for form in REASONING_FORMATS.values():
-        marks |= {mark for text in (form.open, form.close, *form.ends) for mark in _MARK.findall(text)}
+        marks |= {mark for text in (*form.opens, *form.closes, *form.ends) for mark in _MARK.findall(text)}
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in sorted({*marks, *_MORE})])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 

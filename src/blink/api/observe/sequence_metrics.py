@@ -8,6 +8,7 @@ import time
 from blink.api.observe import metrics as names
 from blink.api.observe.metrics import Metrics
 from blink.request.table import Observer, OpenSequence
+from blink.text.generation import Times
 
 
 class SequenceMetrics(Observer):
@@ -35,6 +36,7 @@ class SequenceMetrics(Observer):
         """Count the sequence and measure its parts."""
         self._metrics.count_finished(reason)
         observe, now, num_tokens = self._observe, time.perf_counter(), opened.generation.num_tokens
+        opened.generation.times = Times(opened.owner.arrived, opened.admitted, opened.first, now)
         observe(names.E2E, now - opened.owner.arrived)
         observe(names.PROMPT_TOKENS, opened.num_prompt_tokens)
         observe(names.COMPUTED_TOKENS, opened.num_prompt_tokens - opened.generation.cached_tokens)

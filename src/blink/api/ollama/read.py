@@ -48,8 +48,8 @@ def _read(
             parsed = read_chat(asked, assets, bounds, engine)
         else:
             parsed = read_completion(asked, assets, bounds, engine)
-    has_logprobs = parsed.params.logprobs is not None
-    reply = OllamaReply(message=parsed.reply.message, form=form, has_logprobs=has_logprobs)
+    message = parsed.reply.message.without_space() if parsed.reply.message else None
+    reply = OllamaReply(message=message, form=form, has_logprobs=parsed.params.logprobs is not None)
     return replace(parsed, model=body.model, reply=reply)
 
 

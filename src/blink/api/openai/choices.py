@@ -32,6 +32,7 @@ class ChoicesReply(Reply):
     return_token_ids: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    has_times: bool = False  # of its first sequence
     echoes: Sequence[str] = ()  # the text of each prompt, to stand before the output
 
     @property
@@ -75,6 +76,21 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
     }
 
 
+def times_of(reply: ChoicesReply, session: Session) -> dict[str, Any]:
+    """Return the field of the times that the first sequence took, nothing if they were not asked for."""
+    generation = session.generations[0]
+    times = generation.times
+    if not reply.has_times or times is None:
+        return {}
+    first, admitted = times.first or times.ended, times.admitted or times.arrived
+    seconds = {"time_to_first_token": first - times.arrived, "queue_time": admitted - times.arrived}
+    seconds["generation_time"] = times.ended - first
+    if generation.num_tokens > 1:
+        seconds["mean_itl"] = seconds["generation_time"] / (generation.num_tokens - 1)
+    told = {f"{name}_ms": 1e3 * duration for name, duration in seconds.items()}
+    return {"metrics": {**told, "tokens_per_second": generation.num_tokens / max(times.ended - admitted, 1e-9)}}
+
+
 class NonStreamingChoices:
     """The body of a completion or chat that is not streamed."""
 
@@ -100,9 +116,8 @@ class NonStreamingChoices:
         }
         if reply.is_chat:
             body["prompt_logprobs"] = reply.write_prompt_logprobs(session.generations[0].prompt_logprobs)
-        if reply.is_chat and reply.return_token_ids:
-            body["prompt_token_ids"] = session.prompts[0].tokens.tolist()
-        return orjson.dumps(body)
+            body["prompt_token_ids"] = session.prompts[0].tokens.tolist() if reply.return_token_ids else None
+        return orjson.dumps(body | times_of(reply, session))
 
     def _choice(self, generation: Generation) -> dict[str, Any]:
         delta = generation.take()
@@ -113,18 +128,16 @@ class NonStreamingChoices:
 
 
 def _completion_choice(reply: ChoicesReply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
-    choice: dict[str, Any] = {
+    return {
         "index": generation.index,
         "text": reply.echo_of(generation) + delta.text,
         "logprobs": _completion_logprobs(reply, session, generation, delta) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
         "prompt_logprobs": reply.write_prompt_logprobs(reply.scores_of(session, generation)),
+        "token_ids": delta.tokens if reply.return_token_ids else None,
+        "prompt_token_ids": reply.prompt_of(session, generation).tokens.tolist() if reply.return_token_ids else None,
     }
-    if reply.return_token_ids:
-        choice["token_ids"] = delta.tokens
-        choice["prompt_token_ids"] = reply.prompt_of(session, generation).tokens.tolist()
-    return choice
 
 
 def _completion_logprobs(reply: ChoicesReply, session: Session, generation: Generation, delta: Delta) -> dict[str, Any]:
@@ -139,13 +152,11 @@ def chat_choice(reply: ChoicesReply, generation: Generation, delta: Delta, messa
     """Return a choice of a chat; `delta` is all that its sequence has gained."""
     if echo := reply.echo_of(generation):
         message = message | {"content": echo + (message["content"] or "")}
-    choice: dict[str, Any] = {
+    return {
         "index": generation.index,
         "message": message,
         "logprobs": reply.logprobs.chat(delta.logprobs) if reply.logprobs else None,
         "finish_reason": generation.finish_reason,
         "stop_reason": generation.stop_reason,
+        "token_ids": delta.tokens if reply.return_token_ids else None,
     }
-    if reply.return_token_ids:
-        choice["token_ids"] = delta.tokens
-    return choice

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from blink.api.http.errors import blink_error_json
-from blink.api.openai.choices import ChoicesReply, usage_of
+from blink.api.openai.choices import ChoicesReply, times_of, usage_of
 from blink.api.serving.session import Session
 from blink.errors import BlinkError
 from blink.text.generation import Delta, Generation
@@ -52,7 +52,8 @@ class ChunkEncoder:
         if not self._reply.include_usage:
             return DONE
         usage = usage_of(self._session.prompts, self._session.generations, self._reply.num_choices)
-        return b'%b,"choices":[],"usage":%b}\n\n%b' % (self._common, orjson.dumps(usage), DONE)
+        last = {"choices": [], "usage": usage, **times_of(self._reply, self._session)}
+        return b"%b,%b\n\n%b" % (self._common, orjson.dumps(last)[1:], DONE)
 
     def _encode_delta(self, generation: Generation, delta: Delta) -> bytes:
         text = orjson.dumps(delta.text)

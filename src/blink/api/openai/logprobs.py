@@ -102,5 +102,5 @@ def _id_name(token: int) -> str:
 
 
 def _rivals(entry: TokenLogprob) -> dict[int, float]:
-    """Return the most likely tokens, and the token itself, which is listed also where it is not among them."""
-    return {**dict(entry.top), entry.token: entry.logprob}
+    """Return the token itself, then the most likely ones, also where it is not among them."""
+    return {entry.token: entry.logprob, **dict(entry.top)}

@@ -10,6 +10,7 @@ from blink.errors import BadRequestError
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import HERMES
 from blink.text.message.parser import MessageForm
+from blink.text.message.reasoning import as_prompted
 from blink.text.message.tool_use import schemas_of
 
 
@@ -18,15 +19,19 @@ def message_form(
     assets: ModelAssets,
     *,
     may_choose: bool,
+    prompt: str = "",
     is_reasoning_open: bool | None = None,
     is_answer: bool = False,
+    needs_content: bool = False,
 ) -> MessageForm | None:
     """Return how replies are read, None where their text is their content.
 
     Args:
         may_choose: the model may decide whether it calls tools.
+        prompt: its text, which may choose between pairs of tags.
         is_reasoning_open: as the prompt leaves it, if it says.
         is_answer: the reply does not reason unless it writes the opening tag.
+        needs_content: the request asks for content where the reply has none.
     Raises:
         BadRequestError: the model shall decide about calls, and may not or cannot.
     """
@@ -35,6 +40,8 @@ def message_form(
         return None
     if use is not None and use.choice == "auto":
         _check_choice(assets, may_choose)
+    if reasoning is not None:
+        reasoning = as_prompted(reasoning, prompt)
     if reasoning is not None and is_answer:
         reasoning = replace(reasoning, begins_inside=False)
     if reasoning is not None and (use is None or use.choice != "auto"):
@@ -50,6 +57,7 @@ def message_form(
         num_earlier_calls=sum(len(message.get("tool_calls") or ()) for message in body.messages) if use else 0,
         is_named=use is not None and use.choice == "named",
         uses_harmony=assets.uses_harmony,
+        needs_content=needs_content,
     )
 
 

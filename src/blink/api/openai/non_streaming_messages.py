@@ -10,7 +10,7 @@ from blink.api.openai.message_body import finish_reason, full_message
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
-from blink.text.message.parts import Part, merge
+from blink.text.message.parts import Part, Reasoning, merge
 
 
 def open_non_streaming(reply: ChoicesReply, session: Session) -> NonStreamingChoices:
@@ -53,6 +53,8 @@ class NonStreamingMessages(NonStreamingChoices):
         self.take(generation)
         gathered = self._gathered[generation.index]
         parts = merge([*gathered.parts, *gathered.parser.finish()])
+        if gathered.parser.repeats_reasoning:
+            parts = [part for part in parts if not isinstance(part, Reasoning)]
         delta = Delta("", gathered.tokens, gathered.logprobs)
         choice = chat_choice(self._reply, generation, delta, full_message(self._reply.role, parts, self._form))
         return choice | {"finish_reason": finish_reason(generation, gathered.parser, self._form)}

@@ -29,6 +29,7 @@ from blink.text.prompt import read_tokens
 _TEXTS = {"prompt", "suffix", "bad_words", "messages", "tools", "documents", "stop", "user", "cache_salt"}
 _TEXTS |= {"response_format", "structured_outputs"}
 _MAX_SHOWN_CHARS = 256
+_NEEDS_CONTENT = "force_nonempty_content"  # variable of a chat template, by which an answer has content in any case
 
 
 def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
@@ -60,16 +61,20 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
     """Render and tokenize a conversation."""
     parsed_at = time.perf_counter()
     rendering = body.rendering(assets.template_defaults)
-    text = Planner(assets).render(body.messages, rendering)
+    given = body.kv_transfer_params
+    source = Planner(assets).render(body.messages, rendering) if given is None else given.prompt_token_ids
     _check_count(1, body, engine)
-    tokens = read_tokens(text, body.prompt_rules, assets.tokenizer, engine)
+    tokens = read_tokens(source, body.prompt_rules, assets.tokenizer, engine)
+    text = text_of(source, assets)
     params = build_sampling_params(body, assets.sampling_defaults)
     form = message_form(
         body,
         assets,
         may_choose=bounds.may_choose_calls,
+        prompt=text,
         is_reasoning_open=_is_reasoning_open(text, body, assets),
         is_answer=body.continue_final_message or is_switched_off(rendering.variables),
+        needs_content=rendering.variables.get(_NEEDS_CONTENT) is True,
     )
     role = "assistant" if body.add_generation_prompt else body.messages[-1].get("role", "assistant")
     echoes = [_last_text(body, role)] if body.echo else []
@@ -112,6 +117,7 @@ def _reply_fields(body: GenerationBody, params: SamplingParams, bounds: Bounds) 
         "has_prompt_logprobs": body.prompt_logprobs is not None,
         "names_token_ids": bool(body.return_tokens_as_token_ids) or bounds.names_token_ids,
         "return_token_ids": bool(body.return_token_ids),
+        "has_times": bounds.shows_times,
         "include_usage": bounds.always_has_usage or asked is not None,
         "continuous_usage": bounds.always_has_usage or (asked is not None and asked.continuous_usage_stats),
     }

@@ -13,6 +13,7 @@ from blink.sampling_params import SAMPLING_RANGES, SamplingParams
 
 _MAX_DIGITS = 10  # more than any token id has
 _MAX_SHOWN = 40  # characters of a wrong one
+_MAX_KEYS = 10  # wrong ones that are shown
 
 
 def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -36,7 +37,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         seed=body.seed,
         logprobs=body.top_logprobs_count,
         prompt_logprobs=body.prompt_logprobs_count,
-        logit_bias={_token_id(key): bias for key, bias in (body.logit_bias or {}).items()},
+        logit_bias=_by_token_id(body.logit_bias or {}),
         allowed_token_ids=body.allowed_token_ids or None,
         bad_words=body.bad_words,
         thinking_token_budget=body.thinking_token_budget,
@@ -54,7 +55,11 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     )
 
 
-def _token_id(key: str) -> int:
-    if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS:
-        raise BadRequestError(f"logit_bias: {key[:_MAX_SHOWN]!r} is not a token id of this model.", "logit_bias")
-    return int(key)
+def _by_token_id(biases: Mapping[str, float]) -> dict[int, float]:
+    wrong = [key for key in biases if not (key.isascii() and key.isdigit()) or len(key) > _MAX_DIGITS]
+    if not wrong:
+        return {int(key): bias for key, bias in biases.items()}
+    shown = ", ".join(repr(key[:_MAX_SHOWN]) for key in wrong[:_MAX_KEYS])
+    more = f" and {len(wrong) - _MAX_KEYS} more" if len(wrong) > _MAX_KEYS else ""
+    verb = "is not a token id" if len(wrong) == 1 else "are not token ids"
+    raise BadRequestError(f"logit_bias: {shown}{more} {verb} of this model.", "logit_bias")

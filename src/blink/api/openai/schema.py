@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     BaseModel,
+    ConfigDict,
     Discriminator,
     Field,
     PrivateAttr,
@@ -266,6 +267,14 @@ class ConversationBody(Body):
         )
 
 
+class KvTransferParams(BaseModel):
+    """What another server has found out about a prompt. Its KV cache is not among it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    prompt_token_ids: Annotated[list[StrictInt], Field(fail_fast=True, min_length=1)]
+
+
 class ChatBody(GenerationBody, ConversationBody, SearchFields):
     """POST /v1/chat/completions."""
 
@@ -276,6 +285,7 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     echo: bool | None = False
     suffix: Literal[""] | None = None
     user: Any = None
+    kv_transfer_params: KvTransferParams | None = None  # its tokens are the prompt, whatever the messages are
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatBody:

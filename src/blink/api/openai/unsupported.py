@@ -58,6 +58,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "watermarking": (),
     "web_search_options": (),
 }
+_OF_CHATS = {"kv_transfer_params"}  # whose body says what of them is known
 
 
 def reject_unsupported(fields: Mapping[str, Any]) -> None:
@@ -66,7 +67,8 @@ def reject_unsupported(fields: Mapping[str, Any]) -> None:
     Raises:
         BadRequestError: `param` names the field.
     """
-    for name in fields.keys() & _FIELDS.keys():
+    unknown = _FIELDS.keys() - (_OF_CHATS if "messages" in fields else ())
+    for name in fields.keys() & unknown:
         value = fields[name]
         if value is not None and value not in _FIELDS[name]:
             instead = f"; use {_NAMES[name]}" if name in _NAMES else ""

@@ -15,8 +15,10 @@ from blink.text.message.parts import Part
 class GrowingMessage:
     """Read an output, and count what of it is reasoning."""
 
-    def __init__(self, form: MessageForm) -> None:
+    def __init__(self, form: MessageForm, *, keeps_tokens: bool = False) -> None:
         self._parser = MessageParser(form)
+        self._keeps_tokens = keeps_tokens
+        self.tokens: list[int] = []  # all of the output's, if they are kept
         self._has_parts = False
         self.reasoning_tokens = 0
         self.logprobs: list[TokenLogprob] = []  # of the tokens that the parts which came last are made of
@@ -32,6 +34,8 @@ class GrowingMessage:
         if self._has_parts:
             self.logprobs = []
         self.logprobs += delta.logprobs
+        if self._keeps_tokens:
+            self.tokens += delta.tokens
         parts = self._parser.push(delta.text)
         if self._parser.is_reasoning:  # to a batch of tokens: usually one
             self.reasoning_tokens += len(delta.tokens)

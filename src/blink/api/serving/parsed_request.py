@@ -36,6 +36,7 @@ class Bounds:
     shows_fields: bool = False  # in the log
     names_token_ids: bool = False  # in all logprobs, whatever a request says
     always_has_usage: bool = False  # streams, whatever a request says
+    shows_times: bool = False  # in answers
     store: StoreLimits | None = None  # of responses that later requests go on from; None: none are kept
     owner: bytes = b""  # the digest of the request's API key
     is_hurried: bool = False  # others wait while the body is read

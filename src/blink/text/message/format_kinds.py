@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from blink.structured_outputs import Parameters
 from blink.text.message.element_call import Elements
@@ -64,6 +66,14 @@ class CallFormat:
         return bool(self.prefix) or self.is_bare
 
 
+class Space(Enum):
+    """What becomes of the white space that models write around their reasoning."""
+
+    KEPT = 0
+    END_DROPPED = 1  # that at the reasoning's end is dropped
+    DROPPED = 2  # that before the answer and at the reasoning's beginning too
+
+
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """The tags around reasoning."""
@@ -77,3 +87,23 @@ class ReasoningFormat:
     ends: tuple[str, ...] = ()  # what ends reasoning too, and is no part of it
     answer_tags: tuple[str, ...] = ()  # around the answer, of which they are no part
     is_content: bool = False  # all of it stays in the content, behind the opening tag
+    reopens: bool = False  # the answer may be interrupted by more of it
+    space: Space = Space.KEPT
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """Return all opening tags."""
+        return self.open, *self.other_opens
+
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """Return all closing tags."""
+        return self.close, *self.other_closes
+
+
+Signs = Sequence[tuple[str, tuple[str, ...]]]  # of a format's name, and what a template that speaks it has
+
+
+def find_format(template: str, known: Signs) -> str:
+    """Return the name of the first format of which a chat template has all signs, empty for none."""
+    return next((name for name, signs in known if all(sign in template for sign in signs)), "")

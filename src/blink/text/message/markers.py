@@ -29,6 +29,10 @@ class Markers:
         """Say whether the text is the beginning of a marker."""
         return any(marker.startswith(text) for marker in self._texts)
 
+    def may_grow(self, text: str) -> bool:
+        """Say whether the text is the beginning of a longer marker."""
+        return any(len(marker) > len(text) and marker.startswith(text) for marker in self._texts)
+
     def cannot_begin_in(self, text: str) -> bool:
         """Say whether no marker begins anywhere in a text."""
         return self._firsts.isdisjoint(text)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blink.text.message.calls import CallParser
-from blink.text.message.format_kinds import CallFormat, ReasoningFormat
+from blink.text.message.format_kinds import CallFormat, ReasoningFormat, Space
 from blink.text.message.harmony import HarmonyParser
-from blink.text.message.parts import Content, Part, Reading, Reasoning, merge
+from blink.text.message.parts import CallOpened, Content, Part, Reading, Reasoning, merge
 from blink.text.message.reasoning import ReasoningParser
 
 
@@ -28,6 +28,7 @@ class MessageForm:
     num_earlier_calls: int = 0  # in the conversation
     is_named: bool = False  # the one function that must be called was named
     uses_harmony: bool = False  # the text is gpt-oss' format, with its marks
+    needs_content: bool = False  # reasoning that no answer follows is the content too
 
     @property
     def reasoning_tags(self) -> tuple[str, str]:
@@ -37,12 +38,19 @@ class MessageForm:
             return "", ""
         return "" if self.is_reasoning_open or form.begins_inside else form.open, form.close
 
+    def without_space(self) -> MessageForm:
+        """Return the form by which the space around reasoning is dropped."""
+        return self if self.reasoning is None else replace(self, reasoning=replace(self.reasoning, space=Space.DROPPED))
+
 
 class MessageParser:
     """Parse the text of one reply."""
 
     def __init__(self, form: MessageForm) -> None:
         self._include_reasoning = form.include_reasoning
+        self._lacks_content = form.needs_content
+        self._unanswered: list[str] = []  # reasoning, while it lacks an answer
+        self.repeats_reasoning = False  # in the content, at the end
         self._channels: HarmonyParser | None = None
         self._reasoning: ReasoningParser | None = None
         self._calls: CallParser | None = None
@@ -103,6 +111,9 @@ class MessageParser:
         parts = self._route(self._reasoning.finish()) if self._reasoning is not None else []
         if self._calls is not None:
             parts += self._calls.finish()
+        if self._lacks_content and self._unanswered and not any(map(_is_answer, parts)):
+            self.repeats_reasoning = True
+            parts.append(Content("".join(self._unanswered)))
         return merge(parts)
 
     def _parse(self, text: str) -> list[Part]:
@@ -117,7 +128,15 @@ class MessageParser:
                 parts += self._parse(part.text)
             else:
                 parts += self._show([part])
+        if self._lacks_content:
+            self._lacks_content = not any(map(_is_answer, parts))
         return merge(parts)
 
     def _show(self, parts: list[Part]) -> list[Part]:
+        if self._lacks_content:
+            self._unanswered += [part.text for part in parts if isinstance(part, Reasoning)]
         return [part for part in parts if self._include_reasoning or not isinstance(part, Reasoning)]
+
+
+def _is_answer(part: Part) -> bool:
+    return isinstance(part, CallOpened) or (isinstance(part, Content) and bool(part.text.strip()))

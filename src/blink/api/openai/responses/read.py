@@ -41,6 +41,7 @@ def read_responses(body: ResponsesBody, assets: ModelAssets, bounds: Bounds, eng
         temperature=params.temperature,
         top_p=params.top_p,
         has_logprobs=params.logprobs is not None,
+        shows_messages=body.enable_response_messages,
         origins=body.origins,
     )
     kept_input = orjson.dumps([_named(item) for item in body.items]) if is_kept else None

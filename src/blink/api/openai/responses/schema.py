@@ -61,6 +61,7 @@ class ResponsesBody(Body):
     store: bool | None = None
     previous_response_id: str | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    enable_response_messages: bool = False
     max_tool_calls: int | None = None  # of tools that this server has none of
     _chat: ChatBody = PrivateAttr()
     _origins: dict[str, Origin] = PrivateAttr()

@@ -34,6 +34,7 @@ class ResponseReply(Reply):
     temperature: float = 1.0
     top_p: float = 1.0
     has_logprobs: bool = False
+    shows_messages: bool = False  # the tokens of prompt and output
     origins: Mapping[str, Origin] = field(default_factory=dict[str, Origin])
 
 
@@ -44,7 +45,7 @@ class ResponseObject:
         self._reply = reply
         self._session = session
         form = reply.message or MessageForm()
-        self._message = GrowingMessage(form)
+        self._message = GrowingMessage(form, keeps_tokens=reply.shows_messages)
         tokenizer = reply.tokenizer if reply.has_logprobs else None
         self._logprobs = LogprobFormat(tokenizer, as_token_ids=False) if tokenizer is not None else None
         self._items = OutputItems(form, reply.origins)
@@ -86,12 +87,29 @@ class ResponseObject:
             "store": reply.keeper is not None,
             "error": {"code": "server_error", "message": error.message} if error is not None else None,
         }
+        if has_ended and reply.shows_messages:
+            fields |= self._raw_messages()
         return orjson.dumps(fields | _FIXED)[:-1] + b"," + reply.echo[1:]
 
     @property
     def final_status(self) -> str:
         """Return how a response whose reply has ended is to be called."""
         return "incomplete" if self._session.generations[0].finish_reason == "length" else "completed"
+
+    def _raw_messages(self) -> dict[str, Any]:
+        tokenizer = self._reply.tokenizer
+        assert tokenizer is not None
+        prompt = self._session.prompts[0].tokens.tolist()
+        return {
+            name: [
+                {
+                    "type": "raw_message_tokens",
+                    "message": tokenizer.decode(tokens, skip_special_tokens=False),
+                    "tokens": tokens,
+                }
+            ]
+            for name, tokens in (("input_messages", prompt), ("output_messages", self._message.tokens))
+        }
 
     def _usage(self) -> dict[str, Any]:
         usage = usage_of(self._session.prompts, self._session.generations, 1)
