@@ -63,6 +63,8 @@ PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/group
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
 
 MAKEFLAGS += --no-print-directory
+# Tests and commands start processes: without stored byte code each of them compiles torch anew, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: serve demo flat test test-all test-gpu check lint lint-cpp lint-imports lint-python default-model docs mutants pins update-pins outdated print-device native wheel clean distclean
