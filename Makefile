@@ -164,12 +164,14 @@ $(VENV)/.tools:
 	touch $@
 
 # The CPU build of torch is ten times smaller than the default one: first from where pip is configured
-# to look, then from PyTorch's own index; failing both, whatever pip finds.
+# to look, then from PyTorch's own index; failing both, whatever pip finds. The import stores its byte code while the
+# library is compiled: else each of the processes that tests start together would compile it.
 $(VENV)/.torch-cpu: constraints.txt | $(VENV)/.tools
 	@rm -f $(VENV)/.*-cuda
 	$(PIP_INSTALL) '$(TORCH)+cpu' 2>/dev/null \
 	  || $(PIP_INSTALL) --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' \
 	  || $(PIP_INSTALL) '$(TORCH)'
+	@$(BIN)/python -W ignore -c 'import torch'
 	touch $@
 
 # A CPU build would satisfy the version, so it goes first. PyPI's torch is built for CUDA; other indexes' may not be.
