@@ -108,7 +108,7 @@ check: lint
 
 # Types are checked by a test, beside others, as that takes long.
 lint: $(VENV)/.tools
-	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.torch-$(DEVICE) native
+	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.packages-$(DEVICE) native
 	@$(MAKE) $(VENV)/.dev-$(DEVICE)
 	@$(MAKE) --jobs 2 --output-sync=target lint-cpp lint-imports lint-python default-model
 
@@ -184,6 +184,12 @@ $(VENV)/.torch-cuda: constraints.txt | $(VENV)/.tools
 
 $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
 	$(PIP_INSTALL) $(EDITABLE) '.[$(EXTRA)]'
+	touch $@
+
+# All but the project itself, while the library is compiled; the editable installation finds them there.
+$(VENV)/.packages-$(DEVICE): pyproject.toml constraints.txt $(VENV)/.torch-$(DEVICE)
+	$(BIN)/python tests/shared/requirements.py $(EXTRA) dev > $(VENV)/requirements.txt
+	$(PIP_INSTALL) --quiet --requirement $(VENV)/requirements.txt
 	touch $@
 
 $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
