@@ -63,6 +63,8 @@ PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/group
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
 
 MAKEFLAGS += --no-print-directory
+# Tests and commands start processes: without stored byte code each of them compiles torch anew, which takes seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: serve demo flat test test-all test-gpu check lint lint-cpp lint-imports lint-python default-model docs mutants pins update-pins outdated print-device native wheel clean distclean
@@ -106,7 +108,7 @@ check: lint
 
 # Types are checked by a test, beside others, as that takes long.
 lint: $(VENV)/.tools
-	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.torch-$(DEVICE) native
+	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.packages-$(DEVICE) native
 	@$(MAKE) $(VENV)/.dev-$(DEVICE)
 	@$(MAKE) --jobs 2 --output-sync=target lint-cpp lint-imports lint-python default-model
 
@@ -162,12 +164,14 @@ $(VENV)/.tools:
 	touch $@
 
 # The CPU build of torch is ten times smaller than the default one: first from where pip is configured
-# to look, then from PyTorch's own index; failing both, whatever pip finds.
+# to look, then from PyTorch's own index; failing both, whatever pip finds. The import stores its byte code while the
+# library is compiled: else each of the processes that tests start together would compile it.
 $(VENV)/.torch-cpu: constraints.txt | $(VENV)/.tools
 	@rm -f $(VENV)/.*-cuda
 	$(PIP_INSTALL) '$(TORCH)+cpu' 2>/dev/null \
 	  || $(PIP_INSTALL) --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' \
 	  || $(PIP_INSTALL) '$(TORCH)'
+	@$(BIN)/python -W ignore -c 'import torch'
 	touch $@
 
 # A CPU build would satisfy the version, so it goes first. PyPI's torch is built for CUDA; other indexes' may not be.
@@ -180,6 +184,12 @@ $(VENV)/.torch-cuda: constraints.txt | $(VENV)/.tools
 
 $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
 	$(PIP_INSTALL) $(EDITABLE) '.[$(EXTRA)]'
+	touch $@
+
+# All but the project itself, while the library is compiled; the editable installation finds them there.
+$(VENV)/.packages-$(DEVICE): pyproject.toml constraints.txt $(VENV)/.torch-$(DEVICE)
+	$(BIN)/python tests/shared/requirements.py $(EXTRA) dev > $(VENV)/requirements.txt
+	$(PIP_INSTALL) --quiet --requirement $(VENV)/requirements.txt
 	touch $@
 
 $(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)

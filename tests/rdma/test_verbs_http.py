@@ -44,6 +44,7 @@ def test_a_killed_engine_is_found_again(engine: CountingProcess, frontend: HttpF
     assert frontend.complete([5, 6, 7]) == answer([5, 6, 7], 4)
 
 
+@pytest.mark.long  # an engine of its own starts for half of the others' time; shorter: unit/test_rdma_listener.py
 def test_a_frontend_too_many_is_told_so_and_the_queue_pair_of_a_lost_one_comes_back(
     single: CountingProcess,
 ) -> None:

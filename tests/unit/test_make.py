@@ -139,3 +139,9 @@ def test_gpu_tests_name_what_they_need_instead_of_being_skipped(machine: Machine
     run = machine.make("test-gpu")
     assert run.returncode != 0
     assert "make test-gpu needs an NVIDIA GPU with its driver" in run.stderr
+
+
+def test_byte_code_is_stored_whatever_the_environment_says(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    probe = machine.make("--eval", 'probe: ; @echo "[$$PYTHONDONTWRITEBYTECODE]"', "probe")
+    assert probe.stdout == "[]\n", probe.stderr

@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from pins import BUILD_TOOLS, EXTRAS, GATE, LONG, ROOT, torch_pin
 from project import read_project
+from requirements import list_requirements
 
 PYTHONS = ("3.10.0", "3.10.19", "3.11.7", "3.12.12")
 
@@ -98,3 +99,11 @@ def test_users_machines_are_free_to_differ() -> None:
     project = read_project(ROOT)["project"]
     extras = [line for extra in ("engine", "gpu") for line in project["optional-dependencies"][extra]]
     assert [line for line in [*project["dependencies"], *extras] if "==" in line] == []
+
+
+def test_what_is_installed_while_the_library_is_compiled_is_what_the_extras_need() -> None:
+    project = read_project(ROOT)["project"]
+    extras = project["optional-dependencies"]
+    assert extras["gpu"][0] == f"{project['name']}[engine]"
+    expected = [*project["dependencies"], *extras["dev"], *extras["gpu"][1:], *extras["engine"]]
+    assert sorted(list_requirements(project, ["gpu", "dev"])) == sorted(expected)

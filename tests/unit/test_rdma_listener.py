@@ -117,6 +117,19 @@ def test_the_queue_pair_of_a_frontend_that_did_not_connect_comes_back_at_once(pl
     assert not PlayedEnd.ends[1].is_closed
 
 
+def test_the_queue_pair_of_a_frontend_that_the_scheduler_dropped_comes_back(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(place, confirms=True)
+    wait_for(lambda: PlayedEnd.ends[0].is_connected)
+    with pytest.raises(EngineUnavailableError, match="--num-queue-pairs"):
+        ask(place, confirms=True)
+    monkeypatch.setattr(rdma_listener, "_ATTACH_GRACE", 0.0)  # it never attached, as one whose lease expired
+    ask(place, confirms=True)
+    wait_for(lambda: PlayedEnd.ends[1].is_connected)
+    assert PlayedEnd.ends[0].is_closed
+
+
 def test_silent_connections_delay_nobody(place: str) -> None:
     address = parse_place(place, "--rdma")
     silent = [socket.create_connection(address) for _ in range(2 * rdma_listener._MAX_STRANGERS)]

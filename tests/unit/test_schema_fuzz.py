@@ -28,7 +28,7 @@ from json_schemas import exactly
 from value_walks import draw_values
 
 _MAX_SECONDS = 3.0  # of a core, on a machine that does much else
-_GATE_SECONDS, _LONG_SECONDS = 4.0, 60.0  # of a core, for each of two tests
+_GATE_SECONDS, _LONG_SECONDS = 1.5, 60.0  # of a core, for each of two tests
 
 SCHEMAS = ["additionalProperties", "unevaluatedProperties", "propertyNames", "additionalItems", "unevaluatedItems",
            "contains", "not", "if", "then", "else", "items"]  # fmt: skip

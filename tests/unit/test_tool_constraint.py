@@ -27,7 +27,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 FUNCTIONS = (Function("temperature", SCHEMA, strict=True), Function("now"))
-NUM_TEXTS = 40
+FEW_TEXTS, MANY_TEXTS = 12, 40
 JSON_CALLS = [name for name, form in CALL_FORMATS.items() if form.trigger and form.parameters is None]
 TAGGED = [name for name, form in CALL_FORMATS.items() if not form.uses_harmony]  # the other: test_harmony.py
 
@@ -61,13 +61,14 @@ def check(name: str, arguments: Any) -> None:
 @pytest.mark.parametrize("name", TAGGED)
 @pytest.mark.parametrize("choice", ["required", "named"])
 @pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("num_texts", [FEW_TEXTS, pytest.param(MANY_TEXTS, marks=pytest.mark.long)])
 def test_forced_outputs_are_calls_and_nothing_else(
-    name: str, choice: Literal["required", "named"], parallel: bool
+    name: str, choice: Literal["required", "named"], parallel: bool, num_texts: int
 ) -> None:
     functions = FUNCTIONS if choice == "required" else FUNCTIONS[:1]
     automaton, chance, most = automaton_of(name, ToolUse(functions, choice, parallel)), random.Random(1), 0
     assert not automaton.accepts(b"")
-    for text in filter(None, (automaton.draw(chance, 500) for _ in range(NUM_TEXTS))):
+    for text in filter(None, (automaton.draw(chance, 500) for _ in range(num_texts))):
         calls, content = calls_of(name, text.replace(SPECIAL_MARK, b""))
         assert calls and not content
         most = max(most, len(calls))
