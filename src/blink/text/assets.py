@@ -26,6 +26,7 @@ from blink.text.message.formats import (
     REASONING_FORMATS,
     find_call_format,
     find_reasoning_format,
+    fit_call_format,
 )
 from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.template import ChatTemplate
@@ -106,6 +107,7 @@ def _message_formats(
 ) -> tuple[CallFormat | None, ReasoningFormat | None]:
     """Return how the model writes calls and reasoning; one in gpt-oss' format is so in all."""
     calls = CALL_FORMATS.get(config.tool_call_parser) or _call_format(template, compiled)
+    calls = fit_call_format(calls, template) if calls is not None else None
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     if config.tool_call_parser == "auto" and reasoning is HARMONY_REASONING:
         calls = HARMONY

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
-from blink.text.message.json_formats import JSON_FORMATS
+from blink.text.message.json_formats import JSON_FORMATS, MISTRAL_NAMED
 from blink.text.message.other_formats import OTHER_FORMATS
 
 HARMONY = CallFormat(opens=(), trigger="", uses_harmony=True)
@@ -84,6 +84,11 @@ _REASONING_SIGNS: _Signs = (
 def find_call_format(template: str) -> str:
     """Return the name of the format of calls that a chat template speaks, empty for none that is known."""
     return _find(template, _CALL_SIGNS)
+
+
+def fit_call_format(form: CallFormat, template: str) -> CallFormat:
+    """Return a format as the models of a chat template write it, where those of one format differ."""
+    return MISTRAL_NAMED if form is CALL_FORMATS["mistral"] and "[ARGS]" in template else form
 
 
 def find_reasoning_format(template: str) -> ReasoningFormat | None:
