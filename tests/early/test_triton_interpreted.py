@@ -23,6 +23,7 @@ _MODULES = (
     "attention",
     "delta_rule_gpu",
     "gguf_matmul",
+    "mamba_gpu",
     "moe",
     "quantized",
     "rms_norm",

@@ -95,7 +95,7 @@ def paged_attention(
 def _attend(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
     is_wide = query.dtype == cache.dtype == torch.float32 and cache.cells.is_contiguous()
-    if group.num_queries == 1 and is_wide and query.shape[2] % _LANES == 0 and is_in_use():
+    if group.num_queries == 1 and is_wide and not options.chunk and query.shape[2] % _LANES == 0 and is_in_use():
         return attend_native(query, cache, group, options)
     return attend_torch(query, cache, group, options)
 
@@ -130,7 +130,7 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
         values = values.mul_(options.kv_scales.value).to(query.dtype)
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    mask = _mask_window(group, options.window, query.dtype)
+    mask = _mask_past(group, options, query.dtype)
     scale = options.scale_for(head_dim)
     if options.softcap or options.sinks is not None:
         return _attend_plainly(per_row, keys, values, mask, options).reshape(query.shape)
@@ -146,12 +146,18 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
     return found.transpose(1, 2).reshape(query.shape)
 
 
-def _mask_window(group: RowGroup, window: int, dtype: torch.dtype) -> Tensor | None:
-    """Return the group's mask, with the keys hidden that lie before each query's window."""
-    if not window or window >= group.length:
+def _mask_past(group: RowGroup, options: AttentionOptions, dtype: torch.dtype) -> Tensor | None:
+    """Return the group's mask, with the keys hidden that lie before each query's window or chunk."""
+    window, chunk = (size if size < group.length else 0 for size in (options.window, options.chunk))
+    if not window and not chunk:
         return group.mask
     keys, positions = torch.arange(group.length, device=group.positions.device), group.positions[..., None]
-    return _hide((keys > positions) | (keys <= positions - window), dtype)
+    hidden = keys > positions
+    if window:
+        hidden = hidden | (keys <= positions - window)
+    if chunk:
+        hidden = hidden | (keys < positions - positions % chunk)
+    return _hide(hidden, dtype)
 
 
 def _attend_plainly(
