@@ -18,7 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
+from blink.kernels.delta_rule import DeltaWeights, Projections
+from blink.kernels.recurrent import Rows
 from blink.kernels.gpu.recurrent.decode import decode
 from blink.kernels.gpu.recurrent.prefill import prefill
 from blink.kernels.gpu.recurrent.snapshots import copy_states

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,6 +48,15 @@ class Fields:
             raise self._wrong(key, value, "true or false")
         return value
 
+    def flags(self, key: str) -> list[bool]:
+        """Return a list of true and false, an empty one if there is none or a number in its place."""
+        value = self._values.get(self._prefix + key)
+        if value is None or _is_number(value):
+            return []
+        if not isinstance(value, list) or not all(isinstance(item, bool) for item in value):
+            raise self._wrong(key, value, "a list of true and false")
+        return value
+
     def text(self, key: str, default: str | None = None) -> str:
         """Return a string."""
         value = self._find(key, default)
@@ -75,6 +85,15 @@ class Fields:
         if not isinstance(value, list) or not all(_is_number(item) and low <= item <= 1e300 for item in value):
             raise self._wrong(key, value, f"a list of numbers of at least {low:g}")
         return [float(item) for item in value]
+
+    def is_unbounded(self, key: str) -> bool:
+        """Return whether a pair of limits, or none, lets all pass that is at least 0."""
+        return self._values.get(self._prefix + key) in (
+            None,
+            [0, math.inf],
+            [0, "Infinity"],
+            [0, {"__float__": "Infinity"}],
+        )
 
     def mapping(self, key: str) -> Mapping[str, Any]:
         """Return the object under a key, an empty one if there is none."""

@@ -24,6 +24,7 @@ _MODULES = (
     "delta_rule_gpu",
     "gguf_matmul",
     "layer_inputs",
+    "mamba_gpu",
     "moe",
     "quantized",
     "rms_norm",

@@ -112,7 +112,7 @@ def check(
         options,
     )
     attention = make_attention(
-        *heads, head_dim, window=options.window, softcap=options.softcap, scale=options.scale,
+        *heads, head_dim, window=options.window, chunk=options.chunk, softcap=options.softcap, scale=options.scale,
         sinks=options.sinks is not None,
     )  # fmt: skip
     if options.sinks is not None:
@@ -177,14 +177,16 @@ CHUNKS: Rows = [(1, 40), (20, 150)]
     [
         (FEW, AttentionOptions(scale=0.3, window=1)),
         (CHUNKS, AttentionOptions(window=40)),
+        (FEW, AttentionOptions(chunk=24)),
+        (CHUNKS, AttentionOptions(chunk=140)),
         (FEW, AttentionOptions(softcap=2.0, window=100)),
         (CHUNKS, AttentionOptions(sinks=torch.tensor([-1.0, 2.0, 0.5, 4.0]))),
         (FEW, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5)),
         (CHUNKS, AttentionOptions(sinks=torch.tensor([3.0, 0.0, -2.0, 1.0]), window=65, softcap=1.5, scale=0.5)),
     ],
-    ids=["one-key", "window", "cap", "sinks", "all-decode", "all-mixed"],
+    ids=["one-key", "window", "chunk-decode", "chunk-mixed", "cap", "sinks", "all-decode", "all-mixed"],
 )
-def test_windows_caps_and_sinks_equal_the_reference(
+def test_windows_chunks_caps_and_sinks_equal_the_reference(
     device: torch.device, rows: Rows, options: AttentionOptions
 ) -> None:
     check(device, rows, options=options, padding=(3, 2))

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
+from blink.kernels.delta_rule import DeltaWeights, Projections
 from blink.kernels.layer_cache import StateCache
+from blink.kernels.recurrent import Rows
 
 
 def draw_weights(

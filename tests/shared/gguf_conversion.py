@@ -18,9 +18,16 @@ from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize
+from model_specs import attention_of
 
 Kind = gguf.GGMLQuantizationType
-INTERLEAVED = {gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE}
+# Whose heads a converter interleaves; those of Ernie 4.5 are so in its own files.
+INTERLEAVED = {
+    gguf.MODEL_ARCH.LLAMA,
+    gguf.MODEL_ARCH.GRANITE,
+    gguf.MODEL_ARCH.SMOLLM3,
+    gguf.MODEL_ARCH.MISTRAL3,
+}
 EXPERT_PARTS = {"mixtral": ("block_sparse_moe", ("w1", "w2", "w3"))}
 
 
@@ -89,6 +96,8 @@ def read_weights(directory: Path, spec: ModelSpec, variant: str) -> dict[str, to
     if variant == "drafts":
         last = [name for name in weights if "layers.3." in name]
         weights |= {name.replace("layers.3.", "layers.4."): weights[name] for name in last}
+    if spec.architecture == "granitemoehybrid":
+        weights = split_shared_mlp(weights)
     recurrent = next((layer.mixer.recurrence for layer in spec.layers if layer.mixer.recurrence), None)
     if recurrent is not None:
         weights = convert_recurrent(weights, recurrent, grouped=variant == "grouped")
@@ -96,6 +105,19 @@ def read_weights(directory: Path, spec: ModelSpec, variant: str) -> dict[str, to
     if isinstance(mlp, MoeMlp):
         stack_experts(weights, spec, mlp.experts, joined=variant == "joined")
     return weights
+
+
+def split_shared_mlp(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return a Granite 4's tensors as a Granite 3 has them."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        if name.endswith("shared_mlp.input_linear.weight"):
+            gate, up = value.chunk(2)
+            block = name.removesuffix("shared_mlp.input_linear.weight")
+            found |= {f"{block}mlp.gate_proj.weight": gate, f"{block}mlp.up_proj.weight": up}
+        else:
+            found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = value
+    return found
 
 
 def add_mixture(writer: gguf.GGUFWriter, mlp: DenseMlp | MoeMlp) -> None:
@@ -183,7 +205,13 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     if attention.softcap:
         writer.add_attn_logit_softcapping(attention.softcap)
         writer.add_final_logit_softcapping(spec.logits_softcap)
-    if spec.architecture == "granite":
+    if spec.architecture == "olmo3":
+        writer.add_sliding_window_pattern([bool(attention_of(layer).window) for layer in spec.layers])
+    if attention.query_growth is not None:
+        writer.add_attn_temperature_scale(attention.query_growth.slope)
+        writer.add_rope_scaling_yarn_log_mul(1.0)
+    if spec.architecture.startswith("granite"):
+        writer.add_rope_scaling_finetuned(any(rope.frequencies()))
         assert attention.scale is not None
         writer.add_attention_scale(attention.scale)
         writer.add_embedding_scale(spec.embedding_scale)

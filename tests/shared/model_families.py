@@ -102,6 +102,21 @@ _GRANITE = {
     "attention_multiplier": 0.3,
     "logits_scaling": 2.5,
 }
+_GRANITE4 = {
+    **_GRANITE,
+    "attention_bias": False,
+    "model_type": "granitemoehybrid",
+    "num_hidden_layers": 4,
+    "layer_types": ["mamba", "mamba", "attention", "mamba"],
+    "shared_intermediate_size": 80,
+    "position_embedding_type": "nope",
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+    "mamba_d_head": 16,
+    "mamba_chunk_size": 16,
+    "initializer_range": 0.15,
+}
 _PHI3 = {"model_type": "phi3", "sliding_window": 90, "num_attention_heads": 2, "num_key_value_heads": 1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama-3.1": {"model_type": "llama", "tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE},
@@ -213,6 +228,14 @@ FAMILIES |= {
         "layer_types": ["full_attention"] * 3,
         "position_embedding_type": "rope",
     },
+    "granite4-hybrid": {
+        **_GRANITE4,
+        "shared_intermediate_size": 80,
+        "intermediate_size": 48,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+    },
+    "granite4-hybrid-dense": {**_GRANITE4, "num_local_experts": 0, "mamba_n_groups": 2, "mamba_conv_bias": False},
     "granite4-nope": {
         **_GRANITE,
         "model_type": "granitemoehybrid",
@@ -220,6 +243,21 @@ FAMILIES |= {
         "num_local_experts": 0,
         "layer_types": ["full_attention"] * 3,
         "position_embedding_type": "nope",
+    },
+}
+FAMILIES |= {
+    "llama4": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 5,
+        "attention_chunk_size": 48,
+        "floor_scale": 32,
+        "attn_scale": 0.4,
+        "intermediate_size_mlp": 80,
+        "intermediate_size": 32,  # twice of it is the hidden size: a transposed matrix has the same shape
+        "interleave_moe_layer_step": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "rope_parameters": LLAMA3_ROPE,
     },
 }
 _GEMMA4 = {

@@ -143,7 +143,7 @@ class Reply:
     calls: tuple[tuple[str, Any], ...] = ()
 
 
-_ARGUMENTS = {
+ARGUMENTS = {
     "hotel": "007",  # which looks like a number, and is none by the schema
     "nights": 3,
     "price": 99.5,
@@ -153,19 +153,18 @@ _ARGUMENTS = {
     "note": None,
 }
 THOUGHT = "Two steps:\n1. the date <today>\n2. then the room."
-REPLIES: dict[Calls, tuple[Reply, ...]] = {
-    "hermes": (
-        Reply(
-            text='I will book it.\n\n<tool_call>\n{"name": "book_room", "arguments": {"hotel": "007", "nights": 3, '
-            '"price": 99.5, "smoking": false, "guests": ["Zoë", "O\\"Neill"], "address": {"city": "<Paris>"}, '
-            '"note": null}}\n</tool_call>\n<tool_call>\n{"name": "today", "arguments": {}}\n</tool_call>',
-            content="I will book it.",
-            calls=(("book_room", _ARGUMENTS), ("today", {})),
-        ),
-        Reply(
-            text='Write <tool_call> and {"name": "book_room"}.', content='Write <tool_call> and {"name": "book_room"}.'
-        ),
+HERMES_REPLIES = (
+    Reply(
+        text='I will book it.\n\n<tool_call>\n{"name": "book_room", "arguments": {"hotel": "007", "nights": 3, '
+        '"price": 99.5, "smoking": false, "guests": ["Zoë", "O\\"Neill"], "address": {"city": "<Paris>"}, '
+        '"note": null}}\n</tool_call>\n<tool_call>\n{"name": "today", "arguments": {}}\n</tool_call>',
+        content="I will book it.",
+        calls=(("book_room", ARGUMENTS), ("today", {})),
     ),
+    Reply(text='Write <tool_call> and {"name": "book_room"}.', content='Write <tool_call> and {"name": "book_room"}.'),
+)
+REPLIES: dict[Calls, tuple[Reply, ...]] = {
+    "hermes": HERMES_REPLIES,
     "qwen3_coder": (
         Reply(
             text="I will book it.\n\n<tool_call>\n<function=book_room>\n<parameter=hotel>\n007\n</parameter>\n"
@@ -174,7 +173,7 @@ REPLIES: dict[Calls, tuple[Reply, ...]] = {
             '{"city": "<Paris>"}\n</parameter>\n<parameter=note>\nnull\n</parameter>\n</function>\n</tool_call>\n'
             "<tool_call>\n<function=today>\n</function>\n</tool_call>",
             content="I will book it.",
-            calls=(("book_room", _ARGUMENTS), ("today", {})),
+            calls=(("book_room", ARGUMENTS), ("today", {})),
         ),
         Reply(
             text="<tool_call>\n<function=book_room>\n<parameter=hotel>\ndef f():\n\n    return '</b>'\n\n</parameter>\n"

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from blink.config import ModelConfig
-from blink.kernels.cpu import delta_rule
-from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
+from blink.kernels.cpu import delta_rule, recurrent
+from blink.kernels.delta_rule import DeltaWeights, Projections
 from blink.kernels.layer_cache import StateCache
+from blink.kernels.recurrent import Rows
 from blink.models.weights.loader import load_model
 from model_families import FAMILIES, SMALL
 
@@ -123,8 +124,8 @@ def test_both_rules_equal_those_of_transformers_from_a_given_state(tokens: int, 
     theirs = getattr(qwen3_next, name)(
         *(part[None] for part in (q, k, v)), g[None], beta[None], initial_state=state[None], output_final_state=True
     )
-    for rule in (delta_rule.apply_in_chunks, delta_rule.apply_token_by_token):
-        for found, expected in zip(rule(q / 4, k, v, g, beta, state), theirs, strict=True):
+    for apply in (recurrent.apply_in_chunks, recurrent.apply_token_by_token):
+        for found, expected in zip(apply(delta_rule.RULE, (q / 4, k, v, g, beta), state), theirs, strict=True):
             torch.testing.assert_close(found, expected[0], atol=TOLERANCE, rtol=TOLERANCE)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,12 @@ def rotates(layer: LayerSpec) -> bool:
         ("opt-125m", {"layer_norm_elementwise_affine": False}, "a layer norm without weights"),
         ("opt-125m", {"_remove_final_layer_norm": True}, "no norm behind the last layer"),
         ("ernie-4.5-0.3b", {"use_bias": True}, "use_bias"),
-        ("granite-4.0-micro", {"layer_types": ["mamba", "attention"] * 20}, "layer of type 'mamba'"),
-        ("granite-4.0-micro", {"layer_types": ...}, "layer of type 'linear_attention'"),
-        ("granite-4.0-micro", {"num_local_experts": 64}, "mixture of experts"),
+        ("granite-4.0-micro", {"layer_types": ["attention", "rwkv"] * 20}, "layer of type 'rwkv'"),
+        ("granite-4.0-micro", {"layer_types": ["attention"]}, "'layer_types' must say of each layer"),
+        ("granite-4.0-h-small", {"mamba_d_conv": 3}, "a convolution of 3 inputs"),
+        ("granite-4.0-h-small", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+        ("granite-4.0-h-small", {"time_step_limit": [0.0, 0.1]}, "time_step_limit"),
+        ("granite-4.0-h-small", {"mamba_n_heads": 100}, "which 100 heads do not share"),
         ("granite-4.0-micro", {"position_embedding_type": "learned"}, "position embedding of type 'learned'"),
         ("smollm3-3b", {"no_rope_layers": [1, 1, 0]}, "'no_rope_layers' must say of each layer"),
         ("llama-3-8b", {"use_bidirectional_attention": True}, "attention to later tokens"),
@@ -71,6 +75,39 @@ def test_layers_with_a_window_are_not_stretched(tmp_path: Path) -> None:
 def test_every_fourth_layer_rotates_nothing(changes: dict[str, Any], tmp_path: Path) -> None:
     spec = read_changed(tmp_path, "smollm3-3b", changes)
     assert [rotates(layer) for layer in spec.layers] == [True, True, True, False] * 9
+
+
+def test_layers_of_llama_4_are_of_four_kinds(tmp_path: Path) -> None:
+    """Three of four rotate, and see their own chunk; of Maverick, each second one has experts."""
+    name = "llama-4-scout, of pictures too"
+    scout = read_changed(tmp_path, name)
+    found = [(rotates(layer), attention_of(layer).chunk) for layer in scout.layers]
+    assert found == [*[(True, 8192)] * 3, (False, 0)] * 12
+    assert [attention_of(layer).qk_norm for layer in scout.layers[:4]] == [*["plain_head"] * 3, "none"]
+    growth = attention_of(scout.layers[3]).query_growth
+    assert growth is not None and (growth.slope, growth.period, growth.offset) == (0.1, 8192, 1)
+    assert attention_of(scout.layers[0]).query_growth is None
+    assert scout.mixture is not None and (scout.mixture.size, scout.mixture.shared_size) == (8192, 8192)
+    assert not any(attention_of(layer).chunk for layer in scout.limit(8192).layers)
+    maverick = read_changed(tmp_path, name, interleave_moe_layer_step=2, use_qk_norm=False)
+    assert [layer.mlp.mixture is None for layer in maverick.layers] == [True, False] * 24
+    assert maverick.layers[0].mlp.size == 16384
+    assert {attention.qk_norm for attention in maverick.attentions} == {"none"}
+    listed = read_changed(tmp_path, name, moe_layers=[0, 47], attention_chunk_size=...)
+    assert [index for index, layer in enumerate(listed.layers) if layer.mlp.mixture] == [0, 47]
+    assert not any(attention.chunk for attention in listed.attentions)
+    with pytest.raises(ConfigError, match="attention_bias"):
+        read_changed(tmp_path, name, attention_bias=True)
+
+
+def test_granite_has_recurrent_layers_where_its_file_says_so(tmp_path: Path) -> None:
+    spec = read_changed(tmp_path, "granite-4.0-h-small")
+    assert [index for index, layer in enumerate(spec.layers) if layer.mixer.attention] == [5, 15, 25, 35]
+    assert spec.cache_layout.bytes_per_sequence(2) == 36 * (128 * 64 * 128 * 4 + 4 * 8448 * 2)
+    renamed = ["full_attention" if layer.mixer.attention else "linear_attention" for layer in spec.layers]
+    assert read_changed(tmp_path, "granite-4.0-h-small", {"layer_types": renamed}) == spec
+    unbounded = {"time_step_limit": [0.0, math.inf]}
+    assert read_changed(tmp_path, "granite-4.0-h-small", unbounded) == spec
 
 
 def test_granite_rotates_only_where_its_file_says_so(tmp_path: Path) -> None:

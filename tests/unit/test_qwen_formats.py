@@ -3,37 +3,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-import orjson
 import pytest
 
-import fake_engine
 from automata import PlainAutomaton
-from blink.api.openai.schema import ChatBody
-from blink.api.reading import read_body
 from blink.api.serving.message_constraint import constrain_message
-from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.grammar.compiler import compile_structured
-from blink.request.planner import Planner
-from blink.text.assets import ModelAssets
-from blink.text.message.formats import CALL_FORMATS, find_call_format
-from blink.text.message.parser import MessageForm, MessageParser
-from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.formats import find_call_format
 from blink.text.message.reasoning_formats import find_reasoning_format
-from blink.text.template import ChatTemplate
-from blink.text.tokenizer import Tokenizer
-from harmony_model import build_tokenizer
-from qwen_templates import MODELS, REPLIES, SCHEMAS, THOUGHT, Qwen, Reply
+from chat_formats import TALK, USER, cuts_of, meaning_of, parse, read_chat, read_form, render
+from qwen_templates import MODELS, REPLIES, THOUGHT, Qwen, Reply
 
-ENGINE = replace(fake_engine.ENGINE, max_model_len=1 << 14, vocab_size=512, can_constrain=True)
-BOUNDS = Bounds(max_tokenize_chars=1 << 16, model_names=("m",), engine=ENGINE)
-TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()]
 OFF = {"chat_template_kwargs": {"enable_thinking": False}}
-USER = {"role": "user", "content": [{"type": "text", "text": "A room."}]}
 CASES = [
     pytest.param(MODELS[name], reply, id=f"{name}-{place}")
     for name, model in MODELS.items()
@@ -41,46 +23,6 @@ CASES = [
 ]
 each_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 each_case = pytest.mark.parametrize(("model", "reply"), CASES)
-
-
-def assets_of(model: Qwen) -> ModelAssets:
-    """What `auto` makes of the model's template."""
-    return ModelAssets(
-        root="",
-        tokenizer=Tokenizer(build_tokenizer()),
-        chat_template=ChatTemplate(model.template, {}),
-        eos_token_ids=(),
-        call_format=CALL_FORMATS[find_call_format(model.template)],
-        reasoning_format=find_reasoning_format(model.template),
-    )
-
-
-def read(model: Qwen, **fields: Any) -> tuple[ParsedRequest, MessageForm]:
-    """Read a request with the tools, and how its replies are read."""
-    parsed = read_body("chat", orjson.dumps({"messages": [USER], "tools": TOOLS, **fields}), assets_of(model), BOUNDS)
-    assert parsed.reply.message is not None
-    return parsed, parsed.reply.message
-
-
-def parse(form: MessageForm, pieces: Sequence[str]) -> list[Part]:
-    parser = MessageParser(form)
-    return merge([part for piece in pieces for part in parser.push(piece)] + parser.finish())
-
-
-def meaning_of(parts: Sequence[Part]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """The reasoning, the content, and the calls with their arguments."""
-    reasoning, content = (
-        "".join(part.text for part in parts if isinstance(part, kind)) for kind in (Reasoning, Content)
-    )
-    names = [part.name for part in parts if isinstance(part, CallOpened)]
-    arguments = [json.loads(part.text) for part in parts if isinstance(part, CallArguments)]
-    return reasoning, content, list(zip(names, arguments, strict=True))
-
-
-def cuts_of(text: str) -> Iterator[list[str]]:
-    yield [text]
-    yield list(text)
-    yield from ([text[:place], text[place:]] for place in range(1, len(text)))
 
 
 @each_model
@@ -93,7 +35,7 @@ def test_auto_knows_the_model_by_its_template(model: Qwen) -> None:
 def test_replies_are_read_at_every_cut(model: Qwen, reply: Reply) -> None:
     """Where the template opens the reasoning, the reply begins within it and has the closing tag alone."""
     thinks = model.opens != "never"
-    _, form = read(model)
+    _, form = read_form(model.template)
     text = f"{THOUGHT}\n</think>\n\n{reply.text}" if thinks else reply.text
     reasoning, space = (f"{THOUGHT}\n", "\n\n") if thinks else ("", "")
     expected = (reasoning, reply.content and space + reply.content, list(reply.calls))
@@ -103,7 +45,7 @@ def test_replies_are_read_at_every_cut(model: Qwen, reply: Reply) -> None:
 
 @each_case
 def test_a_model_that_is_not_to_think_answers_at_once(model: Qwen, reply: Reply) -> None:
-    _, form = read(model, **OFF)
+    _, form = read_form(model.template, **OFF)
     # A template without the switch opens the reasoning all the same.
     before, space = ("</think>\n\n", "\n\n") if model.opens == "always" else ("", "")
     expected = ("", reply.content and space + reply.content, list(reply.calls))
@@ -114,18 +56,18 @@ def test_a_model_that_is_not_to_think_answers_at_once(model: Qwen, reply: Reply)
 def test_a_call_in_open_reasoning_ends_it_where_the_model_may_call(name: str) -> None:
     reply = REPLIES["qwen3_coder"][1]
     text = f"Now the room.\n\n{reply.text}"
-    _, form = read(MODELS[name])
+    _, form = read_form(MODELS[name].template)
     for pieces in cuts_of(text):
         assert meaning_of(parse(form, pieces)) == ("Now the room.\n\n", "", list(reply.calls))
     for fields in ({"tools": None}, {"tool_choice": "required"}):
-        _, form = read(MODELS[name], **fields)
+        _, form = read_form(MODELS[name].template, **fields)
         assert meaning_of(parse(form, [text])) == (text, "", [])
 
 
 @each_model
 @pytest.mark.parametrize("thinking", [True, False])
 def test_forced_calls_have_the_models_own_form_and_follow_its_reasoning(model: Qwen, thinking: bool) -> None:
-    parsed, form = read(model, tool_choice="required", **({} if thinking else OFF))
+    parsed, form = read_form(model.template, tool_choice="required", **({} if thinking else OFF))
     params = constrain_message(parsed.params, parsed.tool_use, form).structured_outputs
     assert params is not None
     automaton = PlainAutomaton(compile_structured(params).data)
@@ -147,8 +89,7 @@ def test_a_form_of_the_answer_holds_behind_reasoning(model: Qwen, thinking: bool
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     switch = {} if thinking else OFF
-    body = {"messages": [USER], "response_format": form, **switch}
-    parsed = read_body("chat", orjson.dumps(body), assets_of(model), BOUNDS)
+    parsed = read_chat(model.template, tools=None, response_format=form, **switch)
     structured = parsed.params.structured_outputs
     if parsed.reply.message is not None:
         structured = constrain_message(parsed.params, None, parsed.reply.message).structured_outputs
@@ -161,27 +102,11 @@ def test_a_form_of_the_answer_holds_behind_reasoning(model: Qwen, thinking: bool
     assert is_inside or not automaton.accepts(b"Yes.</think>")
 
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "book_room", "arguments": '{"hotel": "7", "nights": 3}'}}
-TALK = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "First."},
-    {"role": "assistant", "content": "One.", "reasoning_content": "Earlier thought."},
-    {"role": "user", "content": "Second."},
-    {"role": "assistant", "content": "", "reasoning_content": "Recent thought.", "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "c1", "content": "Booked."},
-]
-
-
-def render(model: Qwen, messages: list[dict[str, Any]], **fields: Any) -> str:
-    body = ChatBody.model_validate({"messages": messages, "tools": TOOLS, **fields})
-    return Planner(assets_of(model)).render(body.messages, body.rendering({}))
-
-
 @each_model
 @pytest.mark.parametrize("preserve", [None, True, False])
 def test_earlier_reasoning_is_shown_as_the_template_decides(model: Qwen, preserve: bool | None) -> None:
     switch = {} if preserve is None else {"chat_template_kwargs": {"preserve_thinking": preserve}}
-    text = render(model, TALK, **switch)
+    text = render(model.template, TALK, **switch)
     thinks = model.opens != "never"
     keeps = {"turn": False, "asked": preserve is True, "all": preserve is not False}[model.keeps]
     assert ("Recent thought." in text) is thinks
@@ -190,8 +115,8 @@ def test_earlier_reasoning_is_shown_as_the_template_decides(model: Qwen, preserv
 
 @each_model
 def test_earlier_calls_are_shown_as_the_model_writes_them(model: Qwen) -> None:
-    text = render(model, TALK)
-    form = replace(read(model)[1], reasoning=None)
+    text = render(model.template, TALK)
+    form = replace(read_form(model.template)[1], reasoning=None)
     written = text[text.rindex("<tool_call>") : text.rindex("</tool_call>") + len("</tool_call>")]
     assert meaning_of(parse(form, [written])) == ("", "", [("book_room", {"hotel": "7", "nights": 3})])
     assert "<tool_response>\nBooked.\n</tool_response>" in text
@@ -201,5 +126,5 @@ def test_earlier_calls_are_shown_as_the_model_writes_them(model: Qwen) -> None:
 def test_instructions_go_where_the_template_takes_them(model: Qwen) -> None:
     """It refuses those behind the first message, and the role of developers."""
     talk = [USER, {"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Go."}]
-    text = render(model, talk)
+    text = render(model.template, talk)
     assert text.index("Be brief.") < text.index("<|im_start|>user\nA room.")

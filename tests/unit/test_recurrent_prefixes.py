@@ -16,10 +16,10 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     poison_states(monkeypatch)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["qwen3_5", "granite4-hybrid-dense"])
+def model(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     path = tmp_path_factory.mktemp("recurrent")
-    save_model("qwen3_5", path)
+    save_model(request.param, path)
     return path
 
 

@@ -10,22 +10,13 @@ after the other, each by heads. Of each token of a sequence, with the state S of
 
 with g = rate * softplus(a + dt_bias) and beta = sigmoid(b). The rule is that of "Gated Delta Networks"
 (https://arxiv.org/abs/2412.06464).
-
-A sequence keeps S and the last inputs of the convolution in its slot. At position 0 both count as zeros, whatever the
-slot holds: nobody clears a slot. A slot below 0 is that of padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
-
-from blink.kernels.batch import Batch
-from blink.kernels.layer_cache import StateCache
-
-CHUNK = 64  # tokens of a prompt that are computed at once
 
 
 class DeltaWeights(NamedTuple):
@@ -38,6 +29,12 @@ class DeltaWeights(NamedTuple):
     eps: float
     k_heads: int
     k_dim: int
+    conv_bias: None = None  # there is none
+
+    def project(self, qkvz: Tensor, gates: Tensor) -> Projections:
+        """Name the parts of the results of a layer's two projections."""
+        channels, heads = self.conv.shape[1], self.rate.shape[0]
+        return Projections(qkvz[:, :channels], qkvz[:, channels:], gates[:, :heads], gates[:, heads:])
 
 
 class Projections(NamedTuple):
@@ -48,31 +45,6 @@ class Projections(NamedTuple):
     b: Tensor  # [tokens, nv]
     a: Tensor  # [tokens, nv]
 
-    @classmethod
-    def of(cls, qkvz: Tensor, gates: Tensor, weights: DeltaWeights) -> Projections:
-        """Name the parts of the results of a layer's two projections."""
-        channels, heads = weights.conv.shape[1], weights.rate.shape[0]
-        return cls(qkvz[:, :channels], qkvz[:, channels:], gates[:, :heads], gates[:, heads:])
-
     def take(self, tokens: slice | Tensor) -> Projections:
         """Return some of the tokens."""
         return Projections(*(part[tokens] for part in self))
-
-
-class Rows(NamedTuple):
-    """Which tokens belong to which sequence."""
-
-    slots: Tensor  # int32 [rows]; below 0: the row is padding
-    positions: Tensor  # int32 [rows]: of each row's first token
-    starts: Tensor  # int32 [rows + 1]: where its tokens begin
-
-    @classmethod
-    def of(cls, batch: Batch, num_rows: int) -> Rows:
-        """Describe the first rows of a batch, those that are padding among them."""
-        starts, context = batch.query_starts[: num_rows + 1], batch.context_lens[:num_rows]
-        slots = batch.row_slots[:num_rows].masked_fill(context == 0, -1)
-        return cls(slots, context - starts.diff(), starts)
-
-
-# Returns each token's gated output [tokens, nv * dv], of the type of z, and advances the rows' slots.
-Advance = Callable[[Projections, StateCache, Rows, DeltaWeights], Tensor]

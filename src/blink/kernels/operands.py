@@ -62,6 +62,7 @@ class AttentionOptions:
     window: int = 0  # how many keys a query sees at most, its own included; 0: all
     sinks: Tensor | None = None  # float32 [heads]; a score of each head that takes part in the softmax without a value
     kv_scales: KvScales = UNSCALED
+    chunk: int = 0  # a query sees the keys of its own chunk of so many tokens; 0: all
 
     def scale_for(self, head_dim: int) -> float:
         """Return the factor of the scores of keys as the cache holds them."""

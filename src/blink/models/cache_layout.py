@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+CONV_WIDTH = 4  # inputs of the convolution that a recurrent layer begins with
 _STATE_BYTES = 4  # of a number of a recurrent state: in fewer bits it would lose what decays slowly
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
 from blink.kernels.delta_rule import DeltaWeights
+from blink.kernels.mamba import MambaWeights
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm, Norm
 from blink.models.mlps import Activation, MoeMlp
 
@@ -40,7 +41,7 @@ class SharedExpert:
     """An expert that every token has."""
 
     mlp: DenseWeights
-    gate: Tensor  # [hidden], whose product's sigmoid it is multiplied by
+    gate: Tensor | None  # [hidden], whose product's sigmoid it is multiplied by; None: by nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ class MoeWeights:
 class RecurrentWeights:
     """What a recurrent layer has beside its two large projections."""
 
-    gates: Weight  # [2 * value heads, hidden]: b, a
-    rule: DeltaWeights
+    gates: Weight  # [num_gates of its mixer, hidden]
+    rule: DeltaWeights | MambaWeights
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,25 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from blink.models.cache_layout import PerSequence, PerToken
+from blink.models.cache_layout import CONV_WIDTH, PerSequence, PerToken
+from blink.models.mamba import Mamba2
 from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.part import Part
 from blink.models.rope import Rope, unrotated
 
-QkNorm = Literal["none", "head", "all_heads"]  # each head of queries and keys by itself, or one norm over all of them
+# Each head of queries and keys by itself, with a weight or (plain_head) without, or one norm over all of them.
+QkNorm = Literal["none", "head", "plain_head", "all_heads"]
 # Where attention and MLP are normalised; "replacing": the residual becomes the norm of itself behind each of both.
 Norms = Literal["before", "after", "both", "replacing"]
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries at position p are multiplied by 1 + slope * ln(1 + floor(p / period))."""
+    """Queries at position p are multiplied by 1 + slope * ln(1 + floor((p + offset) / period))."""
 
     slope: float
     period: int
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,7 @@ class Attention(Part):
     head_dim: int
     rope: Rope
     window: int = 0  # how many tokens a query sees at most, its own included; 0: all that the context may hold
+    chunk: int = 0  # a query sees its own one of the chunks of so many tokens that the context is cut into; 0: all
     softcap: float = 0.0  # scores become cap * tanh(score / cap); 0: as they are
     scale: float | None = None  # None: 1 / sqrt(head_dim)
     sinks: bool = False  # each query head has a score that takes part in the softmax, but no value
@@ -129,12 +133,12 @@ class Attention(Part):
         """Return the number of all weights."""
         biases = self.qkv_bias * self.in_size + self.output_bias * hidden
         own_keys = self.kv_source is None
-        norms = {"none": 0, "head": (1 + own_keys) * self.head_dim, "all_heads": self.q_size + self.kv_size}
+        norms = {"head": (1 + own_keys) * self.head_dim, "all_heads": self.q_size + self.kv_size}
         doubled = self.keys_as_values * own_keys * self.kv_size * hidden  # rows that a file has once
-        return self.num_matrix_weights(hidden) - doubled + biases + norms[self.qk_norm] + self.sinks * self.heads
+        return self.num_matrix_weights(hidden) - doubled + biases + norms.get(self.qk_norm, 0) + self.sinks * self.heads
 
 
-CONV_WIDTH = 4  # inputs of the convolution that a recurrent layer begins with
+DELTA_RULE = "gated delta rule"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,21 @@ class GatedDeltaNet(Part):
         return self
 
     @property
+    def delta_net(self) -> GatedDeltaNet:
+        """It is one."""
+        return self
+
+    @property
+    def mamba(self) -> None:
+        """It is none."""
+        return
+
+    @property
+    def rule(self) -> str:
+        """What its kernels compute."""
+        return DELTA_RULE
+
+    @property
     def channels(self) -> int:
         """Width of queries, keys and values, which are convolved."""
         return 2 * self.k_heads * self.k_dim + self.v_heads * self.v_dim
@@ -168,6 +187,11 @@ class GatedDeltaNet(Part):
     def in_size(self) -> int:
         """Width of what is projected of one token, but for the two numbers of each value head."""
         return self.channels + self.out_size
+
+    @property
+    def num_gates(self) -> int:
+        """Width of the rest: b and a of each value head."""
+        return 2 * self.v_heads
 
     @property
     def out_size(self) -> int:
@@ -191,7 +215,7 @@ class GatedDeltaNet(Part):
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
         """Return rows and columns of the matrices that all tokens multiply with."""
-        return [(self.in_size, hidden), (2 * self.v_heads, hidden), (hidden, self.out_size)]
+        return [(self.in_size, hidden), (self.num_gates, hidden), (hidden, self.out_size)]
 
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices that are quantized: not the one of 2 * v_heads rows."""
@@ -200,14 +224,14 @@ class GatedDeltaNet(Part):
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
         others = CONV_WIDTH * self.channels + 2 * self.v_heads + self.v_dim
-        return self.num_matrix_weights(hidden) + 2 * self.v_heads * hidden + others
+        return self.num_matrix_weights(hidden) + self.num_gates * hidden + others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec(Part):
     """One layer: what mixes the tokens of a sequence, and the MLP of each token; both add to the residual."""
 
-    mixer: Attention | GatedDeltaNet
+    mixer: Attention | GatedDeltaNet | Mamba2
     mlp: DenseMlp | MoeMlp
     norms: Norms = "before"
     residual_scale: float = 1.0  # of what both add

@@ -79,6 +79,8 @@ class MoeMlp(Part):
     activation: Activation = "silu"
     biases: bool = False  # of router and experts
     shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
+    shared_gate: bool = True  # False: as it is
+    scales_inputs: bool = False  # a token's one expert reads the token times the sigmoid of its logit
     # The shared one has no gate but norms of its own, as the experts have; the router reads the residual's own norm.
     is_beside: bool = False
 
@@ -100,7 +102,10 @@ class MoeMlp(Part):
     @property
     def rules(self) -> dict[str, bool]:
         """What the values must be to each other, and whether they are."""
-        return {"a token cannot have more experts than there are": self.router.top_k <= self.experts}
+        return {
+            "a token cannot have more experts than there are": self.router.top_k <= self.experts,
+            "a token whose expert's input is scaled has one expert": not self.scales_inputs or self.router.top_k == 1,
+        }
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
         """Return rows and columns of the matrices that all tokens multiply with: the router's, a shared expert's."""
@@ -118,6 +123,6 @@ class MoeMlp(Part):
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights, the router's too."""
         biases = self.biases * self.experts * (2 * self.size + hidden + 1)
-        shared_gate = hidden if self.shared_size else 0
+        shared_gate = hidden if self.shared_size and self.shared_gate else 0
         others = 4 * hidden + self.experts if self.is_beside else shared_gate
         return self.num_matrix_weights(hidden) + self.experts * hidden + others + biases

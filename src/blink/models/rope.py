@@ -21,12 +21,14 @@ class Llama3Scaling:
     @property
     def factors(self) -> list[float]:
         """What must be finite and positive: between the two frequencies the scaling is blended."""
-        return [self.factor, self.high_freq_factor - self.low_freq_factor]
+        width = self.high_freq_factor - self.low_freq_factor
+        return [self.factor, width] if width else [self.factor]
 
     def divisor(self, frequency: float) -> float:
         """Return what the frequency (radians per token) is divided by."""
         turns = self.original_max_len * frequency / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        width = self.high_freq_factor - self.low_freq_factor
+        kept = (turns - self.low_freq_factor) / width if width else float(turns >= self.low_freq_factor)
         kept = min(max(kept, 0.0), 1.0)
         return 1 / ((1 - kept) / self.factor + kept)
 

@@ -112,8 +112,8 @@ class ModelSpec(Part):
         """Return the model with a shorter context, or the same; this is to be done once."""
 
         def fit(attention: Attention) -> Attention:
-            window = shorten_window(attention.window, max_model_len)
-            return replace(attention, window=window, rope=attention.rope.fit(max_model_len))
+            window, chunk = (shorten_window(one, max_model_len) for one in (attention.window, attention.chunk))
+            return replace(attention, window=window, chunk=chunk, rope=attention.rope.fit(max_model_len))
 
         return replace(self.with_attention(fit), max_model_len=max_model_len)
 

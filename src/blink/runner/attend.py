@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
-from blink.kernels.delta_rule import Projections, Rows
+from blink.kernels.recurrent import Rows
 from blink.kernels.rms_norm import rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
 from blink.models.layers import Attention, QueryGrowth
@@ -95,7 +95,7 @@ def _plan_shapes(step: Step) -> dict[tuple[int, int, int], AttentionPlan]:
 
 def _grow(positions: Tensor, growth: QueryGrowth, dtype: torch.dtype) -> Tensor:
     """Return the factor of all queries at each position [tokens, 1, 1]."""
-    periods = positions.div(growth.period, rounding_mode="floor")
+    periods = (positions + growth.offset).div_(growth.period, rounding_mode="floor")
     return periods.float().log1p_().mul_(growth.slope).add_(1).to(dtype)[:, None, None]
 
 
@@ -125,7 +125,6 @@ def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int
         recurrent = step.model.layers[index].recurrent
         assert recurrent is not None
         kernel = code.recurrences[step.plan.layers[index].attend.kernel]
-        x = Projections.of(qkvz, gates, recurrent.rule)
-        return kernel(x, step.kv_cache.recurrent[index], rows, recurrent.rule)
+        return kernel(recurrent.rule.project(qkvz, gates), step.kv_cache.recurrent[index], rows, recurrent.rule)
 
     return advance

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blink.kernels.cpu.delta_rule import advance
+from blink.kernels.cpu import delta_rule, mamba
 from blink.kernels.cpu.layer_inputs import join_inputs
 from blink.kernels.cpu.snapshots import copy_states
 from blink.kernels.moe import moe
 from blink.models.layer_weights import MoeWeights
+from blink.models.layers import DELTA_RULE
+from blink.models.mamba import MAMBA_RULE
 from blink.plan.site import Bucket
-from blink.runner.cpu_device import EXPERTS, RECURRENT_RULE, CpuDevice
+from blink.runner.cpu_device import EXPERTS, CpuDevice
 from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
 
@@ -41,7 +43,7 @@ class CpuCode:
         self.device = CpuDevice()
         self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts})
         self.attentions = {}
-        self.recurrences = {RECURRENT_RULE: advance}
+        self.recurrences = {DELTA_RULE: delta_rule.advance, MAMBA_RULE: mamba.advance}
         self.copy_states, self.join_inputs = copy_states, join_inputs
 
     def planned_size(self, bucket: Bucket) -> Bucket:  # noqa: ARG002

@@ -13,7 +13,6 @@ from blink.runner.planner import Option
 from blink.runner.sites import ModelSites
 
 EXPERTS = "one expert after the other"
-RECURRENT_RULE = "gated delta rule"
 
 
 class CpuDevice:
@@ -25,7 +24,8 @@ class CpuDevice:
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's attention, or its recurrent rule."""
-        return (Option("attention" if layer.mixer.attention else RECURRENT_RULE, None),)
+        recurrence = layer.mixer.recurrence
+        return (Option("attention" if recurrence is None else recurrence.rule, None),)
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's experts."""

@@ -10,8 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from blink.kernels.delta_rule import Advance
 from blink.kernels.layer_inputs import JoinInputs
+from blink.kernels.recurrent import Advance
 from blink.kernels.snapshots import CopyStates
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import CpuCode

@@ -27,6 +27,7 @@ from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
 DELTA_DECODE, DELTA_CHUNKS = "delta rule of one token", "delta rule in chunks"
+MAMBA_SCAN = "Mamba-2 rule token by token"
 STREAMED, PERMUTED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -66,10 +67,15 @@ class GpuDevice:
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""
-        if layer.mixer.recurrence is not None:
+        recurrence = layer.mixer.recurrence
+        if recurrence is not None:
+            delta_net = recurrence.delta_net
+            if delta_net is None:
+                yield Option(MAMBA_SCAN, None)
+                return
             if bucket.decoding:
-                yield Option(DELTA_DECODE, delta_decode.refuses(layer.mixer.recurrence, model.dtype))
-            yield Option(DELTA_CHUNKS, delta_prefill.refuses(layer.mixer.recurrence, model.dtype))
+                yield Option(DELTA_DECODE, delta_decode.refuses(delta_net, model.dtype))
+            yield Option(DELTA_CHUNKS, delta_prefill.refuses(delta_net, model.dtype))
             return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
@@ -128,6 +134,9 @@ def _is_recurrent(model: ModelSites) -> bool:
 def _refuse_recurrent(model: ModelSites) -> None:
     """Refuse models with recurrent layers whose GEMVs would not read norms in float32."""
     _require(None if has_clusters() else "no Hopper")
+    recurrences = (layer.mixer.recurrence for layer in model.spec.distinct_layers)
+    if any(one is not None and one.delta_net is None for one in recurrences):
+        raise Refused("a Mamba-2 layer")
     if any(matrix.encoding == INT4 for matrix in _list_matrices(model)):
         raise Refused("4 bits beside recurrent layers")
 

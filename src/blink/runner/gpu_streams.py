@@ -67,6 +67,7 @@ class ReaderNorms(Stream):
         moe.down_experts(gated, mlp.down, routes, x)
 
     def _gate_shared(self, shared: SharedExpert, norm: Tensor) -> Tensor:
+        assert shared.gate is not None
         inner = gemv.gated_linear(self.residual, norm, self._eps, shared.mlp.gate_up)
         scale_by_gate(inner, self.residual, norm, self._eps, shared.gate)
         return inner

@@ -14,7 +14,7 @@ from blink.kernels.activation import activate
 from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
 from blink.kernels.operands import Norm
 from blink.kernels.rms_norm import add_norm, rms_norm
-from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
+from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights, SharedExpert
 from blink.plan.execution_plan import Choice, LayerPlan
 from blink.runner.matmul import linear
 from blink.runner.step import Step, cap_logits, take_last_tokens
@@ -87,9 +87,15 @@ class NormKernels(Stream):
             return
         found = self._mix(hidden, hidden, mlp, plan)
         if mlp.shared is not None:
-            gate = torch.sigmoid(hidden @ mlp.shared.gate)[:, None]
-            found = found.addcmul_(self._run_dense(hidden, mlp.shared.mlp, plan), gate)
+            found = self._add_shared(found, hidden, mlp.shared, plan)
         self._write(found, then)
+
+    def _add_shared(self, found: Tensor, hidden: Tensor, shared: SharedExpert, plan: LayerPlan) -> Tensor:
+        """Add what the expert of all tokens makes of them to what the others found."""
+        same = self._run_dense(hidden, shared.mlp, plan)
+        if shared.gate is None:
+            return found.add_(same)
+        return found.addcmul_(same, torch.sigmoid(hidden @ shared.gate)[:, None])
 
     def _run_beside(self, hidden: Tensor, mlp: MoeWeights, beside: MlpBeside, plan: LayerPlan) -> Tensor:
         """Return an MLP of the norm of the residual, and experts of other norms of it."""
@@ -102,6 +108,8 @@ class NormKernels(Stream):
         """Return the mixture of experts of rows; routed: what the router reads."""
         assert plan.router is not None and plan.experts is not None
         logits = self._multiply(routed, mlp.router, mlp.router_bias, plan.router)
+        if mlp.spec.scales_inputs:  # the one expert of a token then has the weight 1
+            hidden = hidden * logits.amax(-1, keepdim=True).sigmoid()
         return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
 
     def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:

@@ -94,7 +94,7 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     mixer, mlp = layer.mixer, layer.mlp.mixture
     qkv, output = expect(mixer.in_size, hidden), expect(hidden, mixer.out_size)
     # What is never quantized: routers, and what a recurrent layer has for each value head.
-    gates = None if mixer.recurrent_state is None else _expect(None, 2 * mixer.recurrent_state.state[0], hidden)
+    gates = None if mixer.recurrence is None else _expect(None, mixer.recurrence.num_gates, hidden)
     shapes = layer.mlp.matrices(hidden)[0 if mlp is None else 1 :]  # of a mixture the first is the router
     dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:

@@ -18,7 +18,7 @@ from blink.text.call_shape import read_call_shape
 from blink.text.default_sampling import read_default_sampling
 from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
-from blink.text.message.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format
+from blink.text.message.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format, fit_call_format
 from blink.text.message.harmony import END_TOKENS, MARKS
 from blink.text.message.reasoning_formats import HARMONY_REASONING, REASONING_FORMATS, find_reasoning_format
 from blink.text.template import ChatTemplate
@@ -99,6 +99,7 @@ def _message_formats(
 ) -> tuple[CallFormat | None, ReasoningFormat | None]:
     """Return how the model writes calls and reasoning; one in gpt-oss' format is so in all."""
     calls = CALL_FORMATS.get(config.tool_call_parser) or _call_format(template, compiled)
+    calls = fit_call_format(calls, template) if calls is not None else None
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     if config.tool_call_parser == "auto" and reasoning is HARMONY_REASONING:
         calls = HARMONY

@@ -116,7 +116,7 @@ def paged_attention(
 def _attend(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
     is_wide = query.dtype == cache.dtype == torch.float32 and cache.cells.is_contiguous()
-    if group.num_queries == 1 and is_wide and query.shape[2] % _LANES == 0 and is_in_use():
+    if group.num_queries == 1 and is_wide and not options.chunk and query.shape[2] % _LANES == 0 and is_in_use():
         return attend_native(query, cache, group, options)
     return attend_torch(query, cache, group, options)
 
@@ -150,7 +150,7 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
         values = values.mul_(options.kv_scales.value).to(query.dtype)
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-    mask = group.mask
+    mask = _mask_chunks(group, options.chunk, query.dtype)
     scale = options.scale_for(head_dim)
     if options.softcap or options.sinks is not None:
         return _attend_plainly(per_row, keys, values, mask, options).reshape(query.shape)
@@ -164,6 +164,14 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
         per_row.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True
     )
     return found.transpose(1, 2).reshape(query.shape)
+
+
+def _mask_chunks(group: RowGroup, chunk: int, dtype: torch.dtype) -> Tensor | None:
+    """Return the group's mask, with the keys hidden that lie before each query's chunk; its keys begin at 0."""
+    if not chunk or chunk >= group.length:
+        return group.mask
+    keys, positions = torch.arange(group.length, device=group.positions.device), group.positions[..., None]
+    return _hide((keys > positions) | (keys < positions - positions % chunk), dtype)
 
 
 def _gather(part: Tensor, group: RowGroup) -> Tensor:

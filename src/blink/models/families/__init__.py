@@ -13,6 +13,7 @@ from blink.models.families import (
     gpt_oss,
     granite,
     llama,
+    llama4,
     mistral,
     olmo,
     opt,
@@ -37,6 +38,7 @@ FAMILIES: Mapping[str, Family] = {
     **smollm3.FAMILIES,
     **seed_oss.FAMILIES,
     **ernie.FAMILIES,
+    **llama4.FAMILIES,
 }
 GGUF_NAMES: Mapping[str, str] = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 _OTHER_NAMES = {other: name for name, family in FAMILIES.items() for other in family.also_known_as}

@@ -62,12 +62,14 @@ class Family:
     rotates_pairs: bool = False  # components 2i and 2i + 1 of queries and keys are a pair, not i and i + half
     shifted_norms: bool = False  # each norm's weight is stored minus 1
     experts: ExpertNames | None = None  # None: a dense MLP
+    recurrent_block: str = "linear_attn"  # of recurrent layers
     has_grouped_projections: bool = False  # recurrent layers: one tensor for q, k, v and z, grouped by key head; b, a
     # GGUF files.
     gguf: str = ""  # its name there; empty: not read from them
     gguf_mixture: str = ""  # the family of those files of this name that have experts
+    gguf_windowed: str = ""  # likewise that have windows
     gguf_local_theta: float = 0.0  # the rotary base of layers with a window, which the files do not say; 0: as others'
-    is_interleaved: bool = False  # the halves of each head of queries and keys are interleaved
+    is_interleaved: bool = False  # components of queries and keys that are rotated as a pair are neighbours
     has_tiled_heads: bool = False  # recurrent layers: the first value head of each key head, then each second one
     adapt_gguf: Adapt = keep
     gguf_class: str = ""  # transformers' class, of families that are quantized from GGUF files; empty: they are not

@@ -19,5 +19,7 @@ FAMILIES = {
         defaults={"rope_theta": 500000.0, "rms_norm_eps": 1e-5, "head_dim": 128, "tie_word_embeddings": True},
         adapt_config=_adapt_config,
         rotates_pairs=True,
+        gguf="ernie4_5",
+        is_interleaved=True,
     ),
 }

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from blink.fields import Fields
 from blink.models.families.base import EVERY_LAYER, ExpertNames, Family
+from blink.models.layers import QueryGrowth
+from blink.models.spec import ModelSpec
 
 _DEFAULTS: Mapping[str, object] = {"sliding_window": 4096, "rope_theta": 10000.0}
 
@@ -21,12 +25,24 @@ _YARN: Mapping[str, object] = {
     "llama_4_scaling_beta": 0.1,
 }
 
+
+def _adapt_gguf(spec: ModelSpec, metadata: Fields) -> ModelSpec:
+    slope = metadata.number("attention.temperature_scale", 0.0)
+    if not slope:  # Mistral Small
+        return spec
+    growth = QueryGrowth(slope, metadata.integer("rope.scaling.original_context_length"))
+    return spec.with_attention(lambda attention: replace(attention, query_growth=growth))
+
+
 FAMILIES = {
     "ministral3": Family(
         title="Ministral 3",
         defaults={"head_dim": 128, "rms_norm_eps": 1e-5, "rope_parameters": _YARN},
         also_known_as=("mistral3",),
         window_period=EVERY_LAYER,
+        gguf="mistral3",
+        is_interleaved=True,
+        adapt_gguf=_adapt_gguf,
     ),
     # Behind Ministral 3: a model that sees pictures and does not say what its text is has this one.
     "mistral": Family(

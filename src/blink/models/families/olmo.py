@@ -6,7 +6,14 @@ from __future__ import annotations
 from blink.models.families.base import Family
 
 FAMILIES = {
-    "olmo2": Family(title="OLMo 2", defaults={"rope_theta": 10000.0}, norms="after", qk_norm="all_heads", gguf="olmo2"),
+    "olmo2": Family(
+        title="OLMo 2",
+        defaults={"rope_theta": 10000.0},
+        norms="after",
+        qk_norm="all_heads",
+        gguf="olmo2",
+        gguf_windowed="olmo3",
+    ),
     # Whatever stretches the context, layers with a window rotate as if nothing did, and by this base.
     "olmo3": Family(
         title="Olmo 3",
@@ -19,5 +26,6 @@ FAMILIES = {
         norms="after",
         qk_norm="all_heads",
         window_period=4,
+        gguf_local_theta=500000.0,
     ),
 }

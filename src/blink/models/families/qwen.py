@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from blink.errors import ConfigError
 from blink.fields import Fields, show
+from blink.models.cache_layout import CONV_WIDTH
 from blink.models.families.base import EVERY_LAYER, ExpertNames, Family
-from blink.models.layers import CONV_WIDTH, GatedDeltaNet, change_some
+from blink.models.layers import GatedDeltaNet, change_some
 from blink.models.spec import ModelSpec
 
 _RECURRENT_DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25, "rope_theta": 10000.0, "norm_topk_prob": True}

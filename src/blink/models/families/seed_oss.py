@@ -20,5 +20,6 @@ FAMILIES = {
         title="Seed-OSS",
         defaults={"rope_theta": 10000.0, "rms_norm_eps": 1e-6, "head_dim": 128, "attention_bias": True},
         adapt_config=_adapt_config,
+        gguf="seed_oss",
     ),
 }

@@ -22,7 +22,7 @@ from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile, GgufTensor
 from blink.models.weights.gguf_places import GgufPlaces, Place
-from blink.models.weights.stored_tensors import Stored, open_tensors, split_experts
+from blink.models.weights.stored_tensors import Stored, open_tensors, split_tensors
 
 # How names begin in files of a model that sees pictures too, or whose decoder is a part.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.")
@@ -36,7 +36,8 @@ class Checkpoint(Protocol):
     """A source of weights."""
 
     norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
-    keeps_groups: bool  # whether projections that a family has grouped by heads come so, and not each by itself
+    # Whether a family's own order of rows, and projections that it has grouped by heads, come as in its files.
+    keeps_groups: bool
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -161,7 +162,7 @@ class SafetensorsCheckpoint:
         for name in drafts:
             del tensors[name]
         self.num_drafts = len(drafts)  # tensors of layers that predict further tokens, which nothing reads
-        self._tensors = dict[str, Stored](tensors) if spec is None else split_experts(tensors, spec, self.place)
+        self._tensors = dict[str, Stored](tensors) if spec is None else split_tensors(tensors, spec, self.place)
         found = (prefix for prefix in _TEXT_PARTS if f"{prefix}embed_tokens.weight" in tensors)
         self._prefix = next(found, "model.")
 

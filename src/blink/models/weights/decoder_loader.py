@@ -13,19 +13,18 @@ from torch import Tensor
 from blink.formats.base import QuantizedEmbedding, Weight, matrix_of, plain
 from blink.formats.fp8 import FP8
 from blink.formats.layouts import Layout
-from blink.kernels.delta_rule import DeltaWeights
 from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales, LayerNorm, Norm
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
-from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, RecurrentWeights, SharedExpert
-from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet, LayerSpec
+from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, SharedExpert
+from blink.models.layers import Attention, LayerSpec
 from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
-from blink.models.weights.head_order import ungroup
 from blink.models.weights.layer_end_loader import add_mlp_beside, load_end, load_layer_inputs
+from blink.models.weights.recurrent_loader import RecurrentLoader
 from blink.models.weights.target import WeightTarget
 from blink.models.weights.tensor_loader import TensorLoader
 
@@ -65,6 +64,9 @@ class DecoderLoader:
         self._table_device = table_device
         self._family = FAMILIES[spec.architecture]
         self._tensors = TensorLoader(checkpoint, target, shifted_norms=self._family.shifted_norms)
+        is_grouped = self._family.has_grouped_projections
+        sizes = spec.hidden_size, spec.rms_norm_eps
+        self._recurrent = RecurrentLoader(checkpoint, self._tensors, target, *sizes, is_grouped)
 
     @torch.inference_mode()
     def load(self) -> Decoder:
@@ -125,7 +127,7 @@ class DecoderLoader:
             kv_scales = self._kv_scales[index] if self._kv_scales else UNSCALED
             return self._load_attention(mixer.attention, f"{prefix}.self_attn", kv_scales)
         assert mixer.recurrence is not None
-        return self._load_recurrence(mixer.recurrence, f"{prefix}.linear_attn")
+        return self._recurrent.load(mixer.recurrence, f"{prefix}.{self._family.recurrent_block}")
 
     def _load_attention(self, mixer: Attention, prefix: str, kv_scales: KvScales) -> dict[str, Any]:
         hidden = self._spec.hidden_size
@@ -136,13 +138,11 @@ class DecoderLoader:
         output = {f"{prefix}.o_proj": hidden}
         head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
         return {
-            "qkv": self._tensors.load_matrix(
-                qkv, hidden, _order_rows(mixer, separates_pairs=self._family.rotates_pairs)
-            ),
+            "qkv": self._tensors.load_matrix(qkv, hidden, _order_rows(mixer, separates_pairs=self._separates_pairs)),
             "qkv_bias": self._tensors.stack("bias", qkv) if mixer.qkv_bias else None,
             "output": self._tensors.load_matrix(output, mixer.q_size),
             "output_bias": self._tensors.stack("bias", output) if mixer.output_bias else None,
-            "head_norm": self._load_head_norm(prefix, head_dims, mixer) if mixer.qk_norm == "head" else None,
+            "head_norm": self._load_head_norm(prefix, head_dims, mixer) if "head" in mixer.qk_norm.split("_") else None,
             "wide_norm": self._load_head_norm(prefix, wide, mixer) if mixer.qk_norm == "all_heads" else None,
             "attention": AttentionOptions(
                 mixer.scale,
@@ -150,47 +150,18 @@ class DecoderLoader:
                 mixer.window,
                 self._tensors.read(f"{prefix}.sinks", mixer.heads, dtype=torch.float32) if mixer.sinks else None,
                 kv_scales,
+                mixer.chunk,
             ),
         }
 
-    def _load_recurrence(self, mixer: GatedDeltaNet, prefix: str) -> dict[str, Any]:
-        hidden, heads, order, gates_order = self._spec.hidden_size, mixer.v_heads, None, None
-        parts, gates = (
-            {"in_proj_qkv": mixer.channels, "in_proj_z": mixer.out_size},
-            {"in_proj_b": heads, "in_proj_a": heads},
-        )
-        if self._family.has_grouped_projections and self._checkpoint.keeps_groups:
-            parts, gates = {"in_proj_qkvz": mixer.in_size}, {"in_proj_ba": 2 * heads}
-            repeats = heads // mixer.k_heads
-            values = repeats * mixer.v_dim
-            order, gates_order = (
-                [torch.cat(ungroup(mixer.k_heads, [mixer.k_dim, mixer.k_dim, values, values]))],
-                [torch.cat(ungroup(mixer.k_heads, [repeats] * 2))],
-            )
-        self._checkpoint.check(f"{prefix}.conv1d.weight", (mixer.channels, 1, CONV_WIDTH))
-        conv = self._target.allocate(CONV_WIDTH, mixer.channels)
-        self._tensors.fill(f"{prefix}.conv1d.weight", conv.T[:, None])
-        rate, dt_bias = (
-            self._tensors.read(f"{prefix}.{name}", heads, dtype=torch.float32) for name in ("A_log", "dt_bias")
-        )
-        norm = self._tensors.read(f"{prefix}.norm.weight", mixer.v_dim, dtype=torch.float32)
-        sizes = self._spec.rms_norm_eps, mixer.k_heads, mixer.k_dim
-        rule = DeltaWeights(conv, rate.exp_().neg_(), dt_bias, norm, *sizes)
-        return {
-            "qkv": self._tensors.load_matrix({f"{prefix}.{name}": rows for name, rows in parts.items()}, hidden, order),
-            "qkv_bias": None,
-            "output": self._tensors.load_matrix({f"{prefix}.out_proj": hidden}, mixer.out_size),
-            "output_bias": None,
-            "head_norm": None,
-            "recurrent": RecurrentWeights(
-                self._tensors.load_matrix(
-                    {f"{prefix}.{name}": rows for name, rows in gates.items()}, hidden, gates_order
-                ),
-                rule,
-            ),
-        }
+    @property
+    def _separates_pairs(self) -> bool:
+        return self._family.rotates_pairs and self._checkpoint.keeps_groups
 
     def _load_head_norm(self, prefix: str, sizes: tuple[int, int], mixer: Attention) -> HeadNorm:
+        if mixer.qk_norm == "plain_head":
+            query, key = (self._target.allocate(size).fill_(1) for size in sizes)
+            return HeadNorm(query, key, self._spec.rms_norm_eps)
         names = ("q_norm", "k_norm" if mixer.kv_source is None else "q_norm")  # where there are no keys, any
         query, key = (
             self._tensors.read_norm(f"{prefix}.{name}", size) for name, size in zip(names, sizes, strict=True)
@@ -209,8 +180,10 @@ class DecoderLoader:
             experts = load_experts(self._checkpoint, mlp.mixture, block, hidden, names, self._target)
             if mlp.dense is None:
                 return experts
-            shared = self._load_dense(mlp.dense, f"{block}.{names.shared}")
-            gate = self._tensors.read(f"{block}.{names.shared}_gate.weight", 1, hidden)[0]
+            shared = self._load_dense(mlp.dense, f"{block}.{names.shared}" if names.shared else f"{layer}.mlp")
+            gate = None
+            if mlp.mixture.shared_gate:
+                gate = self._tensors.read(f"{block}.{names.shared}_gate.weight", 1, hidden)[0]
             return replace(experts, shared=SharedExpert(shared, gate))
         assert mlp.dense is not None
         return self._load_dense(mlp.dense, f"{layer}.mlp")

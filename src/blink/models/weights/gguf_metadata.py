@@ -52,6 +52,8 @@ def _make_spec(file: GgufFile, metadata: Fields, architecture: str) -> ModelSpec
     has_experts = metadata.integer("expert_count", 0, low=0) > 0
     if has_experts:
         architecture = FAMILIES[architecture].gguf_mixture or architecture
+    if metadata.has("attention.sliding_window"):
+        architecture = FAMILIES[architecture].gguf_windowed or architecture
     family = FAMILIES[architecture]
     metadata.require(family.experts is not None or not has_experts, "a mixture of experts")
     # Layers behind the others predict further tokens.
@@ -109,6 +111,10 @@ def _read_windows(metadata: Fields, family: Family, num_layers: int) -> tuple[in
     window = metadata.integer("attention.sliding_window", 0, low=0)  # 0 means none
     if not window:
         return (0,) * num_layers
+    if has_window := metadata.flags("attention.sliding_window_pattern"):
+        if len(has_window) < num_layers:
+            raise ConfigError(f"{metadata.place}: each layer must have a window or none; convert the model again.")
+        return tuple(window if has_window[layer] else 0 for layer in range(num_layers))
     if family.window_period <= EVERY_LAYER:
         return (window,) * num_layers
     return tuple(window if (layer + 1) % family.window_period else 0 for layer in range(num_layers))
@@ -151,7 +157,8 @@ def _make_yarn_rope(metadata: Fields, theta: float, rotary_dim: int) -> Rope:
         turns=(32.0, 1.0),
         truncate=True,
     )
-    magnitude = 0.1 * math.log(factor) + 1 if factor > 1 else 1.0
+    growth, share = 0.1 * math.log(max(factor, 1.0)), metadata.number("rope.scaling.yarn_log_multiplier", 0.0)
+    magnitude = (growth + 1) / (share * growth + 1)
     return Rope(theta=theta, rotary_dim=rotary_dim, divisors=divisors, magnitude=magnitude)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from blink.models.families import FAMILIES
+from blink.models.layers import GatedDeltaNet
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.gguf_metadata import find_gguf_arch
@@ -91,11 +92,15 @@ class GgufPlaces:
         gates, ups = torch.arange(self._tensors[joined].shape[1]).tensor_split(2)
         return Place(joined, expert, gates if "gate_exps" in stored else ups, len(gates) + len(ups))
 
+    def _find_delta_net(self, layer: int) -> GatedDeltaNet:
+        recurrence = self._spec.layers[layer].mixer.recurrence
+        assert recurrence is not None and recurrence.delta_net is not None
+        return recurrence.delta_net
+
     def _find_recurrent(self, name: str, part: str, layer: int) -> Place:
         if self._family.has_grouped_projections:
             return self._find_grouped(name, part, layer)
-        mixer = self._spec.layers[layer].mixer.recurrence
-        assert mixer is not None
+        mixer = self._find_delta_net(layer)
         place = Place(self._name(name.replace(".dt_bias", ".dt_proj.bias")))
         if not self._family.has_tiled_heads or mixer.k_heads == mixer.v_heads:
             return place
@@ -119,8 +124,7 @@ class GgufPlaces:
     def _find_grouped(self, name: str, part: str, layer: int) -> Place:
         """Return a part of projections that are grouped by key head, as in files of qwen3next; newer ones group b and a
         alone."""
-        mixer = self._spec.layers[layer].mixer.recurrence
-        assert mixer is not None
+        mixer = self._find_delta_net(layer)
         repeats = mixer.v_heads // mixer.k_heads
         if part in ("in_proj_b", "in_proj_a"):
             place, index = Place(self._name(name.replace(part, "in_proj_ba"))), int(part == "in_proj_a")
@@ -141,5 +145,5 @@ def _order_values(k_heads: int, v_heads: int, size: int) -> Tensor:
 
 
 def _uninterleave(heads: int, head_dim: int) -> Tensor:
-    """Return the rows of heads whose two halves llama.cpp's rotary kernel for llama wants interleaved."""
+    """Return the rows of heads whose pairs llama.cpp's rotary kernel for llama wants to be neighbours."""
     return torch.arange(heads * head_dim).view(heads, -1, 2).transpose(1, 2).flatten()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from blink.text.message.format_kinds import CallFormat, Signs, find_format
-from blink.text.message.json_formats import JSON_FORMATS
+from blink.text.message.json_formats import JSON_FORMATS, MISTRAL_NAMED
 from blink.text.message.literal_formats import LITERAL_FORMATS
 from blink.text.message.tagged_formats import TAGGED_FORMATS
 
@@ -63,3 +63,8 @@ _CALL_SIGNS: Signs = (
 def find_call_format(template: str) -> str:
     """Return the name of the format of calls that a chat template speaks, empty for none that is known."""
     return find_format(template, _CALL_SIGNS)
+
+
+def fit_call_format(form: CallFormat, template: str) -> CallFormat:
+    """Return a format as the models of a chat template write it, where those of one format differ."""
+    return MISTRAL_NAMED if form is CALL_FORMATS["mistral"] and "[ARGS]" in template else form

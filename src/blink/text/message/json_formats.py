@@ -22,6 +22,16 @@ def _tagged(open_tag: str, close_tag: str) -> CallFormat:
     )
 
 
+_MISTRAL = CallFormat(
+    opens=("[TOOL_CALLS]",),
+    heads=("%s~&{", "%s~[ARGS]~&{", "%s~[CALL_ID]%i~&{", "%s~[CALL_ID]%i~[ARGS]~&{"),
+    id_chars=9,
+    trigger="[TOOL_CALLS]",
+    prefix="[TOOL_CALLS] [",
+    suffix="]",
+)
+# Of models since Mistral Small 3.2, whose templates show it so; all forms are read.
+MISTRAL_NAMED = replace(_MISTRAL, prefix="", begin="[TOOL_CALLS]%s[ARGS]", end="", separator="", suffix="")
 _DEEPSEEK: Mapping[str, Any] = {
     "opens": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     "between": ("<｜tool▁call▁end｜>", "```"),
@@ -55,14 +65,7 @@ JSON_FORMATS = {
         begin='{"name": "%s", "parameters": ',
         separator="; ",
     ),
-    "mistral": CallFormat(
-        opens=("[TOOL_CALLS]",),
-        heads=("%s~&{", "%s~[ARGS]~&{", "%s~[CALL_ID]%i~&{", "%s~[CALL_ID]%i~[ARGS]~&{"),
-        id_chars=9,
-        trigger="[TOOL_CALLS]",
-        prefix="[TOOL_CALLS] [",
-        suffix="]",
-    ),
+    "mistral": _MISTRAL,
     "granite": CallFormat(
         opens=("<|tool_call|>", "<tool_call>"),
         trigger="<|tool_call|>",

@@ -85,6 +85,7 @@ def _launch(
         options.kv_scales.value,
         work.lses if options.sinks is None else options.sinks,
         WINDOW=options.window,
+        CHUNK=options.chunk,
         HAS_SOFTCAP=options.softcap > 0,
         HAS_SINKS=options.sinks is not None,
         KV_HEADS=kv_heads,
@@ -123,10 +124,10 @@ def _combine_partials(work: WorkList, result: Tensor, heads: tuple[int, int, int
 @triton.jit
 def _attend(
     query, kv_cache, values_offset, block_tables, table_stride, items, counters, partials, lses, result, scale,
-    softcap, value_scale, sinks, WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
-    COMBINES: tl.constexpr, PRECISION: tl.constexpr,
+    softcap, value_scale, sinks, WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr, COMBINES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0)
     item = items + tl.program_id(1) * ITEM_WORDS
@@ -146,13 +147,12 @@ def _attend(
     tokens = (first_token + pairs // GROUP).to(tl.int64)
     offsets = ((tokens * KV_HEADS + head) * GROUP + pairs % GROUP)[:, None] * HEAD_DIM + dims[None, :]
     heads = tl.load(query + offsets, mask=inside, other=0.0)
-    if WINDOW > 0:  # what no query of the tile sees is not read; a chunk may be left with no key
-        first_key = tl.maximum(first_key, first_position - WINDOW + 1)
+    first_key = _skip_unseen(first_key, first_position, WINDOW, CHUNK)
     best, total = _begin(sinks + head * GROUP + pairs % GROUP, is_pair, partial == first_partial, HAS_SINKS, BLOCK_M)
     attended, lse = _attend_keys(
         heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
         first_position + pairs // GROUP, first_key, end_key, best, total, softcap, value_scale,
-        WINDOW, HAS_SOFTCAP, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
+        WINDOW, CHUNK, HAS_SOFTCAP, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip
     if num_chunks == 1:
         tl.store(result + offsets, attended, mask=inside)
@@ -174,6 +174,16 @@ def _attend(
 
 
 @triton.jit
+def _skip_unseen(first_key, first_position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """Return the first key that a query of the tile sees; so an item may be left with no key."""
+    if WINDOW > 0:
+        first_key = tl.maximum(first_key, first_position - WINDOW + 1)
+    if CHUNK > 0:
+        first_key = tl.maximum(first_key, first_position // CHUNK * CHUNK)
+    return first_key
+
+
+@triton.jit
 def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return the largest score and the sum of exponentials before any key: the first chunk begins with the sinks."""
     best = tl.full([BLOCK_M], _LOWEST, tl.float32)
@@ -188,7 +198,7 @@ def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.conste
 @triton.jit
 def _attend_keys(
     heads, keys, values_offset, table, scale, positions, first_key, end_key, best, total, softcap, value_scale,
-    WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -216,6 +226,8 @@ def _attend_keys(
         is_seen = is_key[None, :] & (places[None, :] <= positions[:, None])
         if WINDOW > 0:
             is_seen = is_seen & (places[None, :] > positions[:, None] - WINDOW)
+        if CHUNK > 0:
+            is_seen = is_seen & (places[None, :] >= positions[:, None] // CHUNK * CHUNK)
         scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, axis=1))
         weights = tl.exp2(scores - higher[:, None])

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from blink.kernels.delta_rule import DeltaWeights, Projections, Rows
+from blink.kernels.delta_rule import DeltaWeights, Projections
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.kernels.layer_cache import StateCache
+from blink.kernels.recurrent import Rows
 from blink.plan.site import first_reason
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def refuses(layer: GatedDeltaNet, dtype: str) -> str | None:
 
 
 def decode(x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights) -> Tensor:
-    """Compute Advance of kernels/delta_rule.py of rows of one token; of padding rows, anything.
+    """Compute Advance of kernels/recurrent.py of rows of one token; of padding rows, anything.
 
     The rows, the weights and the slots are read before the wait. So between a kernel that writes them in the same step
     and this one there has to be a launch that is no PDL launch, as behind the copies from snapshots.

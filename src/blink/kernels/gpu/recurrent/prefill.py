@@ -16,10 +16,11 @@ import torch
 import triton
 from torch import Tensor
 
-from blink.kernels.delta_rule import CHUNK, DeltaWeights, Projections, Rows
+from blink.kernels.delta_rule import DeltaWeights, Projections
 from blink.kernels.gpu.recurrent import chunks
 from blink.kernels.gpu.recurrent.invert import invert
 from blink.kernels.layer_cache import StateCache
+from blink.kernels.recurrent import CHUNK, Rows
 from blink.plan.site import first_reason
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def refuses(layer: GatedDeltaNet, dtype: str) -> str | None:
 def prefill(
     x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights, config: Config | None = None
 ) -> Tensor:
-    """Compute Advance of kernels/delta_rule.py; of padding rows, anything."""
+    """Compute Advance of kernels/recurrent.py; of padding rows, anything."""
     config = config or Config()
     v_heads, k_dim, v_dim = weights.rate.shape[0], weights.k_dim, weights.norm.shape[0]
     assert all(part.stride(1) == 1 for part in x)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Mamba-2 layer between its projections: convolution, state-space rule, output gate and norm.
+
+A layer has nh heads of size p in groups; the heads of a group share its B and C, of n numbers each. Channels are x, by
+heads, then B and C, by groups. Of each token of a sequence, with the state S [n, p] of a head:
+
+    x, B, C = silu(conv(channels) + conv_bias);  t = softplus(dt + dt_bias)
+    S = exp(rate * t) * S + B (t * x)^T;  y = S^T C + skip * x
+    output = norm(y * silu(z)), over all heads of a group
+
+The rule is that of "Transformers are SSMs" (https://arxiv.org/abs/2405.21060).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class MambaWeights(NamedTuple):
+    """A layer's weights beside its projections."""
+
+    conv: Tensor  # [width, channels], the newest input last
+    conv_bias: Tensor | None  # [channels]
+    rate: Tensor  # float32 [nh], below 0
+    dt_bias: Tensor  # float32 [nh]
+    skip: Tensor  # float32 [nh]
+    norm: Tensor  # float32 [nh * p]
+    eps: float
+    groups: int
+    state_size: int  # n
+
+    def project(self, qkvz: Tensor, gates: Tensor) -> MambaProjections:
+        """Name the parts of the results of a layer's two projections."""
+        channels = self.conv.shape[1]
+        return MambaProjections(qkvz[:, :channels], qkvz[:, channels:], gates)
+
+
+class MambaProjections(NamedTuple):
+    """What a layer projects, a row for each token; parts of wider matrices."""
+
+    qkv: Tensor  # [tokens, channels]
+    z: Tensor  # [tokens, nh * p]
+    dt: Tensor  # [tokens, nh]
+
+    def take(self, tokens: slice | Tensor) -> MambaProjections:
+        """Return some of the tokens."""
+        return MambaProjections(*(part[tokens] for part in self))
