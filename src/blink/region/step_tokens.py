@@ -15,7 +15,7 @@ from blink.region.memory import Region
 BOUNDS: Final = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens, as vLLM's
 # The names of the values among an engine's statistics: steps in each bucket, above the last one, and all tokens.
 STATS: Final = tuple(f"step_tokens_{place}" for place in range(len(BOUNDS) + 2))
-_INTERVAL: Final = 0.25  # seconds; the ring holds 4,096 launches
+_INTERVAL: Final = 0.5  # seconds; the ring holds 4,096 launches
 
 
 class StepTokens:
@@ -27,16 +27,16 @@ class StepTokens:
         self._next_look = 0.0
 
     def look(self, now: float) -> None:
-        """Count the steps since the last look, four times a second; call it now and then, with the time in seconds."""
+        """Count the steps since the last look, twice a second; call it now and then, with the time in seconds."""
         if now < self._next_look:
             return
         self._next_look = now + _INTERVAL
         ring = self._region.trace()
-        entries = ring.copy()
-        steps, newest = entries["step"], int(entries["step"].max())
+        newest = int(ring["step"].max())
+        steps = np.arange(self._last + 1, newest + 1)[-len(ring) :]
+        entries = ring[steps % len(ring)]
         # What is being written, or was while it was read, is left out.
-        begin = max(self._last, int(ring["step"].max()) + 2 - len(ring))
-        whole = (steps > begin) & (steps % len(ring) == np.arange(len(ring)))
+        whole = (entries["step"] == steps) & (steps > int(ring["step"].max()) + 2 - len(ring))
         whole &= (steps < newest) | (entries["ended_ns"] != 0)
         if whole.any():
             self._last = int(steps[whole].max())
