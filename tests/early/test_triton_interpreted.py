@@ -29,6 +29,7 @@ _MODULES = (
     "quantized",
     "rms_norm",
     "rotary",
+    "shared_gate",
     "snapshot_copies",
 )
 

@@ -28,8 +28,9 @@ def draw(sizes: tuple[int, int, int, int], tokens: int, dtype: torch.dtype, devi
     channels = size + 2 * groups * state_size
     vectors = -torch.rand(heads) - 0.1, torch.randn(heads), torch.randn(heads), torch.rand(size) + 0.5
     conv, bias = torch.randn(4, channels).to(device, dtype), torch.randn(channels).to(device, dtype)
-    moved = (vector.to(device) for vector in vectors)
-    weights = MambaWeights(conv, bias if groups == 1 else None, *moved, 1e-6, groups, state_size)
+    rate, dt_bias, skip, norm = (vector.to(device) for vector in vectors)
+    bias = bias if groups == 1 else None
+    weights = MambaWeights(conv, bias, rate, dt_bias, skip, norm, 1e-6, groups, state_size)
     widths = channels, size, heads
     whole = torch.randn(tokens, sum(widths)).to(device, dtype)
     states = torch.full((9, heads, state_size, head_dim), torch.nan, device=device)

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from blink.config import ModelConfig
-from blink.kernels.gpu.moe.shared_gate import scale_by_gate
-from blink.kernels.rms_norm import rms_norm
 from blink.models.weights.loader import load_model
 from blink.plan.execution_plan import NormStyle
 from model_driver import compute_decoded_logits
@@ -60,15 +58,3 @@ def test_gemvs_give_the_logits_of_the_general_kernels(name: str, rows: int, quan
     expected = compute_decoded_logits(decoder, rows, decoding=False)
     assert torch.isfinite(found).all() and expected.std() > 0.01
     assert (found - expected).norm() / expected.norm() < 3e-2
-
-
-@pytest.mark.parametrize("norm_type", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("rows", [1, 2, 7])
-def test_a_shared_expert_is_scaled_by_its_gate(rows: int, norm_type: torch.dtype) -> None:
-    generator = torch.Generator("cuda").manual_seed(rows)
-    inner, x = (torch.randn(rows, size, generator=generator, device="cuda").bfloat16() for size in (96, 512))
-    norm = (1 + torch.randn(512, generator=generator, device="cuda") / 8).to(norm_type)
-    gate = torch.randn(512, generator=generator, device="cuda").bfloat16()
-    expected = inner.float() * torch.sigmoid(rms_norm(x, norm, 1e-6).float() @ gate.float())[:, None]
-    scale_by_gate(inner, x, norm, 1e-6, gate)
-    torch.testing.assert_close(inner.float(), expected, atol=2e-2, rtol=2e-2)

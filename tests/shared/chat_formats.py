@@ -16,9 +16,10 @@ from blink.api.reading import read_body
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.request.planner import Planner
 from blink.text.assets import ModelAssets
-from blink.text.message.formats import CALL_FORMATS, find_call_format, find_reasoning_format, fit_call_format
+from blink.text.message.formats import CALL_FORMATS, find_call_format, fit_call_format
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, Reasoning, merge
+from blink.text.message.reasoning_formats import find_reasoning_format
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import Tokenizer
 from harmony_model import build_tokenizer

@@ -98,7 +98,7 @@ class Chat:
     def template(self) -> str:
         """The chat template."""
         parts = dict.fromkeys(("MACROS", "BEGIN", "MODE", "FORM", "SHOW", "FIRST", "CALL", "LAST", "OPEN"), "")
-        parts |= {"TURN": "<|im_start|>", "LINE": r"\n", "END": r"<|im_end|>\n", "MODEL": "assistant"} | self.parts
+        parts |= {"TURN": "<|im_start|>", "LINE": r"\n", "END": r"<|im_end|>\n", "MODEL": "assistant", **self.parts}
         text = _TEMPLATE
         for name, part in parts.items():
             text = text.replace(f"@{name}@", part)

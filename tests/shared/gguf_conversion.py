@@ -99,7 +99,7 @@ def read_weights(directory: Path, spec: ModelSpec, variant: str) -> dict[str, to
     if spec.architecture == "granitemoehybrid":
         weights = split_shared_mlp(weights)
     recurrent = next((layer.mixer.recurrence for layer in spec.layers if layer.mixer.recurrence), None)
-    if recurrent is not None:
+    if isinstance(recurrent, GatedDeltaNet):
         weights = convert_recurrent(weights, recurrent, grouped=variant == "grouped")
     mlp = spec.layers[0].mlp
     if isinstance(mlp, MoeMlp):
@@ -193,7 +193,7 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     rope = attention.rope
     add_mixture(writer, spec.layers[0].mlp)
     recurrent = spec.layers[0].mixer.recurrence
-    if recurrent is not None:
+    if isinstance(recurrent, GatedDeltaNet):
         writer.add_ssm_conv_kernel(CONV_WIDTH)
         writer.add_ssm_state_size(recurrent.k_dim)
         writer.add_ssm_group_count(recurrent.k_heads)

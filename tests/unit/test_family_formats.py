@@ -11,7 +11,8 @@ import pytest
 from automata import PlainAutomaton
 from blink.api.serving.message_constraint import constrain_message
 from blink.grammar.compiler import compile_structured
-from blink.text.message.formats import REASONING_FORMATS, find_call_format, find_reasoning_format
+from blink.text.message.formats import find_call_format
+from blink.text.message.reasoning_formats import REASONING_FORMATS, find_reasoning_format
 from chat_formats import TALK, TOOLS, USER, cuts_of, meaning_of, parse, read_chat, read_form, render
 from family_templates import MODELS, Chat
 from qwen_templates import THOUGHT, Reply

@@ -71,7 +71,7 @@ def test_steps_are_counted_once_as_prometheus_would(region: Region, tmp_path: Pa
             launches.launch(tokens)
             expected.observe(tokens)
         launches.end()
-        now += 0.3
+        now += 0.6
         counter.look(now)
     store = MetricStore("steps", NUM_VALUES, tmp_path)
     report = RegionReport(region.path.name.removeprefix("blink-"))
@@ -105,7 +105,7 @@ def test_what_runs_is_counted_when_it_has_ended_and_a_step_of_segments_once(regi
     launches.end()
     counter.look(1.1)  # too soon
     assert counted(region) == 1
-    counter.look(1.3)
+    counter.look(1.6)
     assert (counted(region), region.control["step_tokens"][-1]) == (3, 21)
 
 

@@ -106,10 +106,9 @@ class Engine(ABC):
             logger.info("%.2f GB of them are per-layer embeddings in the host's memory", inputs.table.nbytes / 1e9)
         logger.info("KV cache: %d blocks of %d tokens, %s", size.num_blocks, config.block_size, dtype)
         if size.num_window_blocks:
-            longest = self._cache_shape.bytes_of_longest / 1e9
-            windows = size.num_window_blocks, self._model.spec.cache_layout.window
-            logger.info("%d window blocks, of layers that see %d tokens", *windows)
-            logger.info("one sequence of %d tokens keeps %.2f GB", self._model.spec.max_model_len, longest)
+            spec, longest = self._model.spec, self._cache_shape.bytes_of_longest / 1e9
+            logger.info("%d window blocks: layers see %d tokens", size.num_window_blocks, spec.cache_layout.window)
+            logger.info("one sequence of %d tokens keeps %.2f GB", spec.max_model_len, longest)
         if self._state_bytes:
             counts = count_slots(config.max_num_seqs), self._num_snapshots
             logger.info("recurrent states: %.2f GB, of %d sequences and %d prefixes", self._state_bytes / 1e9, *counts)
@@ -249,8 +248,7 @@ class Engine(ABC):
         """Return a configuration of which as many sequences run as have room for their recurrent states."""
         fitting = fit_sequences(config.max_num_seqs, self._measure_free(config), self._slot_bytes)
         if fitting < config.max_num_seqs:
-            size = _gib(self._slot_bytes)
-            logger.warning("%d sequences run at once: the recurrent layers keep %s of each one", fitting, size)
+            logger.warning("%d sequences run at once; the state of each takes %s", fitting, _gib(self._slot_bytes))
         return replace(config, max_num_seqs=fitting)
 
     def _size_kv_cache(self) -> CacheSize:
