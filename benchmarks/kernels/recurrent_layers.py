@@ -19,11 +19,11 @@ import triton
 import triton.language as tl
 
 from blink.kernels.delta_rule import DeltaWeights, Projections
-from blink.kernels.recurrent import Rows
 from blink.kernels.gpu.recurrent.decode import decode
 from blink.kernels.gpu.recurrent.prefill import prefill
 from blink.kernels.gpu.recurrent.snapshots import copy_states
 from blink.kernels.layer_cache import StateCache
+from blink.kernels.recurrent import Rows
 from blink.kernels.snapshots import SnapshotRows
 
 SHAPES = {"35B-A3B": (16, 32, 128, 128), "27B": (16, 48, 128, 128)}
