@@ -91,6 +91,7 @@ class Chat:
     off: Mapping[str, Any] | None = None  # and does not; None: there is no such switch
     is_open: bool = False  # the prompt ends inside of the reasoning
     thought: str = "%s"  # the reasoning and its marks, as far as the model writes them
+    kept: str = "%s"  # the reasoning as it is read, with the line breaks that its format keeps
     answer: str = "%s"
     replies: tuple[Reply, ...] = (Reply(text="Write <x>.", content="Write <x>."),)
 
@@ -225,6 +226,7 @@ MODELS = {
         },
         off={"enable_thinking": False},
         thought="<think>\n%s\n</think>\n",
+        kept="\n%s\n",
         replies=HERMES_REPLIES,
     ),
     "Seed-OSS": Chat(

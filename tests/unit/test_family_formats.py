@@ -60,7 +60,7 @@ def test_replies_are_read_at_every_cut(model: Chat, reply: Reply) -> None:
     assert form.is_reasoning_open is (True if model.is_open else None)
     answer = model.answer % reply.text
     text = model.thought % THOUGHT + answer if model.reasoning else answer
-    expected = (THOUGHT if model.reasoning else "", reply.content, list(reply.calls))
+    expected = (model.kept % THOUGHT if model.reasoning else "", reply.content, list(reply.calls))
     for pieces in cuts_of(text):
         assert meaning_of(parse(form, pieces)) == expected
 
@@ -80,7 +80,7 @@ def test_reasoning_that_is_cut_off_is_reasoning(model: Chat) -> None:
     _, form = read_form(model.template, **fields_of(model, model.on))
     text = (model.thought % THOUGHT).partition(THOUGHT)[0] + THOUGHT
     for pieces in cuts_of(text):
-        assert meaning_of(parse(form, pieces)) == (THOUGHT, "", [])
+        assert meaning_of(parse(form, pieces)) == (model.kept.partition("%s")[0] + THOUGHT, "", [])
 
 
 @each(CALLING)
