@@ -92,6 +92,7 @@ class Chat:
     is_open: bool = False  # the prompt ends inside of the reasoning
     thought: str = "%s"  # the reasoning and its marks, as far as the model writes them
     kept: str = "%s"  # the reasoning as it is read, with the line breaks that its format keeps
+    gap: str = ""  # what the format keeps of the line breaks between reasoning and answer
     answer: str = "%s"
     replies: tuple[Reply, ...] = (Reply(text="Write <x>.", content="Write <x>."),)
 
@@ -227,6 +228,7 @@ MODELS = {
         off={"enable_thinking": False},
         thought="<think>\n%s\n</think>\n",
         kept="\n%s\n",
+        gap="\n",
         replies=HERMES_REPLIES,
     ),
     "Seed-OSS": Chat(

@@ -60,7 +60,7 @@ def test_replies_are_read_at_every_cut(model: Chat, reply: Reply) -> None:
     assert form.is_reasoning_open is (True if model.is_open else None)
     answer = model.answer % reply.text
     text = model.thought % THOUGHT + answer if model.reasoning else answer
-    expected = (model.kept % THOUGHT if model.reasoning else "", reply.content, list(reply.calls))
+    expected = (model.kept % THOUGHT if model.reasoning else "", model.gap + reply.content, list(reply.calls))
     for pieces in cuts_of(text):
         assert meaning_of(parse(form, pieces)) == expected
 
