@@ -14,7 +14,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,22 @@ def play(
         episode = Episode(harness, script, segments, num_pairs)
         yield from episode.run()
         counts.update(episode.counts)
+
+
+# What a random load makes happen in any model.
+USUAL_EVENTS = (
+    "prefix_hits", "num_preemptions", "num_parked", "segments", "evicted_blocks", "finished_abort", "prefix_resets",
+    "num_fast_steps",
+)  # fmt: skip
+
+
+def play_episodes(seeds: range, sizes: Callable[[int], Mapping[str, int]], step: Step = lib.blink_step) -> Counter[str]:
+    """Play whole episodes and return what happened; sizes: what play() takes besides, by seed."""
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        for _ in play(seed, counts, step, **sizes(seed)):
+            pass
+    return counts
 
 
 def digest_block(block: int, counts: Counter[str], step: Step = lib.blink_step) -> str:

@@ -6,7 +6,6 @@ The harness plays the states: each row must find those of all tokens before it i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +20,7 @@ from harness import (
     small_config,
     submission,
 )
-from random_load import play
+from random_load import USUAL_EVENTS, play_episodes
 from test_prefix_cache import VOCAB, cached_tokens, prompt_of
 
 SEEDS = 12
@@ -77,26 +76,21 @@ def test_nothing_is_found_after_a_reset() -> None:
         assert cached_tokens(h, pair, prompt_of(40)) == 32
 
 
-def play_episodes(seeds: range, step: Step | None = None) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        for _ in play(seed, counts, *([] if step is None else [step]), num_snapshots=1 + seed % 5):
-            pass
-    return counts
+def size_snapshots(seed: int) -> dict[str, int]:
+    return {"num_snapshots": 1 + seed % 5}
 
 
 def test_states_are_right_under_a_random_load() -> None:
-    counts = play_episodes(range(SEEDS))
-    names = ("prefix_hits", "num_preemptions", "num_parked", "segments", "evicted_blocks", "finished_abort")
-    assert all(counts[name] > 0 for name in (*names, "prefix_resets", "num_fast_steps")), counts
+    counts = play_episodes(range(SEEDS), size_snapshots)
+    assert all(counts[name] > 0 for name in USUAL_EVENTS), counts
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_states_are_right_in_a_hundred_thousand_passes() -> None:
-    play_episodes(range(100, 500))
+    play_episodes(range(100, 500), size_snapshots)
 
 
 @pytest.mark.parametrize("lanes", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_any_number_of_lanes_keeps_the_same_states(lanes: int, lane_steps: Callable[[int], Step]) -> None:
-    assert play_episodes(range(4), lane_steps(lanes)) == play_episodes(range(4))
+    assert play_episodes(range(4), size_snapshots, lane_steps(lanes)) == play_episodes(range(4), size_snapshots)

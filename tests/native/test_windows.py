@@ -8,12 +8,10 @@ spoiled.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
-from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
@@ -27,7 +25,7 @@ from harness import (
     submit,
     with_windows,
 )
-from random_load import play
+from random_load import USUAL_EVENTS, play_episodes
 from test_prefix_cache import VOCAB, cached_tokens, prompt_of
 from window_cache import ROLLBACK, WindowCache, draw_prompts
 
@@ -181,38 +179,29 @@ def test_the_cache_finds_what_its_model_does_in_a_hundred_thousand_operations() 
         play_one_by_one(seed, 100)
 
 
-def play_episodes(seeds: range, step: Step | None = None) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for seed in seeds:
-        sizes = with_windows(1 + seed * 7 % 40, 8 + seed % 11)
-        for _ in play(seed, counts, step or lib.blink_step, 0, **sizes):
-            pass
-    return counts
+def size_windows(seed: int) -> dict[str, int]:
+    return with_windows(1 + seed * 7 % 40, 8 + seed % 11)
 
 
 def test_windows_are_right_under_a_random_load() -> None:
-    counts = play_episodes(range(SEEDS))
-    names = ("prefix_hits", "num_preemptions", "num_parked", "segments", "evicted_blocks", "finished_abort")
-    assert all(counts[name] > 0 for name in (*names, "prefix_resets", "num_fast_steps")), counts
+    counts = play_episodes(range(SEEDS), size_windows)
+    assert all(counts[name] > 0 for name in USUAL_EVENTS), counts
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_windows_are_right_in_a_hundred_thousand_passes() -> None:
-    play_episodes(range(100, 500))
+    play_episodes(range(100, 500), size_windows)
 
 
 def test_states_and_windows_of_one_model_are_right() -> None:
-    counts: Counter[str] = Counter()
-    for seed in range(4):
-        for _ in play(seed, counts, lib.blink_step, 2, **with_windows(9, 12)):
-            pass
+    counts = play_episodes(range(4), lambda _: {"num_snapshots": 2, **with_windows(9, 12)})
     assert counts["prefix_hits"] > 0
 
 
 @pytest.mark.parametrize("lanes", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_any_number_of_lanes_keeps_the_same_windows(lanes: int, lane_steps: Callable[[int], Step]) -> None:
-    assert play_episodes(range(4), lane_steps(lanes)) == play_episodes(range(4))
+    assert play_episodes(range(4), size_windows, lane_steps(lanes)) == play_episodes(range(4), size_windows)
 
 
 def test_blocks_of_an_answer_are_found_with_their_windows() -> None:
