@@ -112,7 +112,7 @@ def _convolve(
     if HAS_BIAS:
         mixed += tl.load(conv_bias + chosen, mask=is_channel, other=0.0).to(tl.float32)
     for tap in tl.static_range(WIDTH):
-        back: tl.constexpr = WIDTH - 1 - tap
+        back = WIDTH - 1 - tap
         # As vectors, for the interpreter.
         source, past = token - back + tl.zeros_like(chosen), place - back + tl.zeros_like(chosen)
         is_own, is_kept = is_channel & (source >= first), is_channel & (source < first) & (past >= 0)
