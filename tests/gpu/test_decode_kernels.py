@@ -90,6 +90,11 @@ def test_products_equal_the_reference(rows: int, n: int, k: int) -> None:
     assert error(found, added + bias.float()) < 1e-2
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_width_of_seventeen_times_a_power_of_two_takes_seventeen_warps(rows: int) -> None:
+    test_products_equal_the_reference(rows, 40, 17408)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 8])
 @pytest.mark.parametrize(("n", "k"), [(96, 512), (42, 576), (36, 4096), (768, 576), (37, 1056)])
 def test_fused_gate_up_equal_the_reference(rows: int, n: int, k: int) -> None:

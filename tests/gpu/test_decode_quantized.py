@@ -93,6 +93,13 @@ def test_products_of_few_rows_equal_those_of_the_dequantised_weight(kind: str, r
     check_few(kind, rows, n, k)
 
 
+@pytest.mark.parametrize("kind", ["rows", "groups"])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_width_of_seventeen_times_a_power_of_two_takes_seventeen_warps(kind: str, rows: int) -> None:
+    torch.manual_seed(3)
+    check_few(kind, rows, 136, 17408)
+
+
 @pytest.mark.parametrize("kind", ["rows", "int4"])
 @pytest.mark.parametrize(
     "config", [(2, 2, 2, 16, 8, 2), (1, 4, 4, 32, 4, 3), (4, 1, 1, 16, 8, 2), (2, 2, 4, 8, 4, 2)], ids=str

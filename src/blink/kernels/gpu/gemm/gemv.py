@@ -50,7 +50,7 @@ def choose_config(rows: int, k: int, n: int) -> TileConfig | None:
             continue
         limits = (_FEW_STEPS, 2 * _FEW_STEPS) if rows * slices <= 8 else (_FEW_STEPS,)
         for cluster, limit in itertools.product((1, 2, 4, 8), limits):
-            for warps in (*preferred, 7, 6, 5, 3, 2, 1):
+            for warps in gemv_quantized.list_warps(rows, (*preferred, 7, 6, 5, 3, 2, 1)):
                 if units % (warps * cluster) == 0 and units // (warps * cluster) <= limit:
                     return _make_config(rows, k, n, warps, cluster, slices)
     return None

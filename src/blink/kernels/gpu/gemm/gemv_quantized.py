@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from blink.formats.layouts import Matrix
@@ -105,9 +105,15 @@ def _leave_room_for_groups(shape: Shape, config: QuantizedGemvConfig) -> Quantiz
     return config
 
 
+def list_warps(rows: int, usual: Iterable[int]) -> tuple[int, ...]:
+    """Return how many warps a block may have: the usual counts, then for few rows 17, as 17,408 (Qwen3.6-27B) wants."""
+    return (*usual, 17) if rows <= 2 else tuple(usual)
+
+
 @cached
 def _guess_config(shape: Shape) -> QuantizedGemvConfig | None:
-    options = itertools.product((1, 2, 4, 8), range(8, 0, -1), _list_slices(shape))
+    counts = list_warps(shape.rows, range(8, 0, -1)) if shape.format is FormatId.FP8 else range(8, 0, -1)
+    options = itertools.product((1, 2, 4, 8), counts, _list_slices(shape))
     found = [option for option in options if _divides(shape, *option)]
     if not found:
         return None
