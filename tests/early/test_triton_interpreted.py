@@ -54,6 +54,7 @@ _COMMAND = (
     *(f"tests/gpu/test_{name}.py" for name in _MODULES),
 )
 _ENVIRONMENT = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_PATH = {"PYTHONPATH": str(Path(__file__).parents[1] / "shared")}
 _SOME = EarlyModule(*_COMMAND, **_ENVIRONMENT, BLINK_TEST_CASES="1")
 begin = _SOME.begin
 pytestmark = [
@@ -76,11 +77,27 @@ def test_every_triton_kernel_passes_its_tests_in_the_interpreter() -> None:
     check(*every.wait())
 
 
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_every_triton_kernel_compiles_for_hopper() -> None:
+    """Its interpreter takes what the compiler refuses; here nothing is computed, so that the tests themselves fail."""
+    compiler = EarlyModule(*_COMMAND, "-p", "triton_compiler", **_PATH, BLINK_TEST_CASES="2")
+    compiler.begin()
+    _, output = compiler.wait()
+    assert re.findall(r"^refused kernel: .*", output, re.MULTILINE) == []
+    assert read_names("compiled", output) == list_kernels()
+
+
 def check(status: int, output: str) -> None:
     """Check that the tests passed and ran every kernel."""
     assert status == 0, output[-8000:]
-    interpreted = re.search(r"^interpreted kernels: (.*)$", output, re.MULTILINE)
-    assert interpreted is not None
     kernels = list_kernels()
     assert len(kernels) >= 10
-    assert set(interpreted[1].split()) == kernels
+    assert read_names("interpreted", output) == kernels
+
+
+def read_names(done: str, output: str) -> set[str]:
+    """Return the kernels that a closing line names."""
+    line = re.search(rf"^{done} kernels: (.*)$", output, re.MULTILINE)
+    assert line is not None, output[-8000:]
+    return set(line[1].split())
