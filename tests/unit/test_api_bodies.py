@@ -139,7 +139,7 @@ def check(server: FakeServer, path: str, body: bytes, content_type: bytes = b"ap
     response = server.send("POST", path, content=body, headers=[(b"Content-Type", content_type)])
     assert response.status_code in (200, 400, 404), (path, body[:80], response.text)
     if response.status_code != 200:
-        usual = json.loads(BY_PATH[path].error_body("", "", 400))
+        usual = json.loads(BY_PATH[path].error_body("", "", 400, None))
         assert shape_of(response.json()) == shape_of(usual)
         assert "Internal" not in response.text and "cannot be read" not in response.text, (body[:80], response.text)
     return response.status_code
