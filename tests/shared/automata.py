@@ -86,7 +86,9 @@ class PlainAutomaton:
         found: Place | None = place
         for byte in token:
             found = None if found is None else self._take(found, byte)
-        return None if found is None else found._replace(items=self._settle(found.items))
+        if found is None or not found.items.completed:
+            return found
+        return found._replace(items=self._settle(found.items))
 
     def _take(self, place: Place, byte: int) -> Place | None:
         state, stack, items = place

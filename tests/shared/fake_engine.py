@@ -72,13 +72,19 @@ class FakeEngine:
     def drain(self) -> Any:
         fresh = range(self._answered + 1, len(self.submitted) + 1)
         self._answered = len(self.submitted)
-        rows = np.zeros(2 * len(fresh), COMPLETION)
-        for place, sequence in enumerate(fresh):
-            rows[2 * place]["kind"], rows[2 * place]["sequence"] = CqeKind.ADMITTED, sequence
-            row = rows[2 * place + 1]
-            row["kind"], row["sequence"], row["token"] = CqeKind.TOKEN, sequence, _TOKEN
-            row["finish_reason"] = FinishReason.LENGTH
+        entries = [entry for sequence in fresh for entry in self.answer(sequence)]
+        rows = np.zeros(len(entries), COMPLETION)
+        for row, entry in zip(rows, entries, strict=True):
+            for name, value in entry.items():
+                row[name] = value
         return rows
+
+    def answer(self, sequence: int) -> Iterator[dict[str, Any]]:
+        """Return the completions of a sequence: one token, and as many alternatives as are asked for."""
+        yield {"kind": CqeKind.ADMITTED, "sequence": sequence}
+        for place in range(self.submitted[sequence - 1].params.logprobs or 0):
+            yield {"kind": CqeKind.TOP_LOGPROB, "sequence": sequence, "token": _TOKEN + place, "logprob": -place}
+        yield {"kind": CqeKind.TOKEN, "sequence": sequence, "token": _TOKEN, "finish_reason": FinishReason.LENGTH}
 
     def stats(self) -> dict[str, int]:
         return {}

@@ -62,6 +62,7 @@ class _Walker:
         self._tries_all = tries_all or leaves_out
         self._written: set[tuple[int, str]] = set()  # by object, the members whose names could be written
         self._known: dict[tuple[int, Place], tuple[Place, ...]] = {}
+        self._known_names: dict[tuple[str, Place], Place | None] = {}  # as members' names are asked for many times
         self._num_steps = 0
 
     def walks(self, value: Any) -> bool:
@@ -138,8 +139,12 @@ class _Walker:
 
     def _named(self, name: str, place: Place | None) -> Place | None:
         """Return the place of a member's value; None: its name cannot be written here."""
-        ends = (self._take(place, text + b":") for text in _texts_of(name)) if place else ()
-        return next((end for end in ends if end), None)
+        if place is None:
+            return None
+        if (name, place) not in self._known_names:
+            ends = (self._take(place, text + b":") for text in _texts_of(name))
+            self._known_names[name, place] = next((end for end in ends if end), None)
+        return self._known_names[name, place]
 
     def _take(self, place: Place, text: bytes) -> Place | None:
         found: Place | None = place

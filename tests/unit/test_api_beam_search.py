@@ -14,7 +14,7 @@ import pytest
 
 from blink.config import FrontendConfig
 from blink.errors import EngineUnavailableError, OverloadedError
-from blink.region.layout import COMPLETION, CqeKind, FinishReason
+from blink.region.layout import CqeKind, FinishReason
 from blink.request.beam_search import Beam, run_steps, search
 from blink.sampling_params import BeamSearchParams
 from blink.text.assets import ModelAssets, load_assets
@@ -48,17 +48,7 @@ class MarkovEngine(FakeEngine):
         self.before()
         return super().submit(prompt, params, **options)
 
-    def drain(self) -> Any:
-        fresh = range(self._answered + 1, len(self.submitted) + 1)
-        self._answered = len(self.submitted)
-        entries = [entry for sequence in fresh for entry in self._answer(sequence)]
-        rows = np.zeros(len(entries), COMPLETION)
-        for row, entry in zip(rows, entries, strict=True):
-            for name, value in entry.items():
-                row[name] = value
-        return rows
-
-    def _answer(self, sequence: int) -> Iterator[dict[str, Any]]:
+    def answer(self, sequence: int) -> Iterator[dict[str, Any]]:
         asked = self.submitted[sequence - 1]
         likely = likely_behind(int(asked.prompt[-1]), self.eos)
         yield {"kind": CqeKind.ADMITTED, "sequence": sequence, "token": len(asked.prompt) - 1}

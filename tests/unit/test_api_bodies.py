@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from blink.api.endpoints import ENDPOINTS
 from blink.api.http.json_body import parse_body
-from blink.api.openai.responses.schema import ResponsesBody
-from blink.api.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeChatBody
 from blink.api.reading import read_body
 from blink.api.serving.parsed_request import Bounds
 from blink.config import FrontendConfig
@@ -22,17 +21,31 @@ from blink.errors import BadRequestError
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.json_weight import MAX_JSON_DEPTH, weigh_json
 from fake_engine import ENGINE, FakeServer
-from small_tokenizer import MODEL
+from rich_bodies import BODIES, places_in, with_value
+from small_tokenizer import MODEL, with_names
 
 CONFIG = FrontendConfig(model=MODEL, region="test-odd-bodies", max_client_share=1.0)
 # Each endpoint with a body that it serves; the odd value takes the place of, or stands beside, what is there.
+HI = [{"role": "user", "content": "Hi"}]
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 1},
+    "/invocations": {"prompt": "Hi", "max_tokens": 1},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "Hi"},
+    "/v1/messages": {"messages": HI, "max_tokens": 1, "model": "m"},
+    "/v1/messages/count_tokens": {"messages": HI, "model": "m"},
+    "/api/chat": {"messages": HI, "model": "m", "stream": False, "options": {"num_predict": 1}},
+    "/api/generate": {"prompt": "Hi", "model": "m", "stream": False, "options": {"num_predict": 1}},
+    "/api/show": {"model": "m"},
+    "/completion": {"prompt": "Hi", "n_predict": 1},
+    "/infill": {"input_prefix": "Hi", "input_suffix": "Ho", "n_predict": 1},
+    "/apply-template": {"messages": HI},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [28]},
 }
+FILL_IN = {"<fim_prefix>": 20, "<fim_suffix>": 21, "<fim_middle>": 22}
+BY_PATH = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()}
 NESTED = "[" * 700 + "]" * 700
 # What stands in a field, as JSON or as what only looks like it.
 VALUES = {
@@ -91,7 +104,8 @@ WHOLE = {
 
 @pytest.fixture(scope="module")
 def assets() -> ModelAssets:
-    return load_assets(CONFIG)
+    found = load_assets(CONFIG)
+    return replace(found, tokenizer=with_names(found.tokenizer, FILL_IN))
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +125,28 @@ def odd_body(path: str, field: str, value: str) -> bytes:
     return ("{" + ", ".join(f'"{name}": {each}' for name, each in fields.items()) + "}").encode()
 
 
+def models_of(kind: Any) -> list[Any]:
+    """Return the models of a body, or of each kind of body where an endpoint takes several."""
+    return [kind] if isinstance(kind, type) else [model for part in get_args(kind) for model in models_of(part)]
+
+
+def shape_of(value: object) -> object:
+    """Return the names of an object's members, and of theirs."""
+    return {name: shape_of(each) for name, each in value.items()} if isinstance(value, dict) else None
+
+
 def check(server: FakeServer, path: str, body: bytes, content_type: bytes = b"application/json") -> int:
     response = server.send("POST", path, content=body, headers=[(b"Content-Type", content_type)])
     assert response.status_code in (200, 400, 404), (path, body[:80], response.text)
     if response.status_code != 200:
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        usual = json.loads(BY_PATH[path].error_body("", "", 400, None))
+        assert shape_of(response.json()) == shape_of(usual)
         assert "Internal" not in response.text and "cannot be read" not in response.text, (body[:80], response.text)
     return response.status_code
+
+
+def test_each_endpoint_with_a_body_is_tried() -> None:
+    assert set(SOUND) == set(BY_PATH)
 
 
 @pytest.mark.parametrize("path", SOUND)
@@ -134,10 +163,22 @@ def test_no_value_in_a_field_is_a_fault_of_the_server(
 @pytest.mark.long
 @pytest.mark.parametrize("path", SOUND)
 def test_no_value_in_any_field_that_is_known_is_a_fault_of_the_server(server: FakeServer, path: str) -> None:
-    kinds = (CompletionBody, ChatBody, ResponsesBody, TokenizeChatBody, DetokenizeBody)
-    for field in {name: None for kind in kinds for name in kind.model_fields}:
+    for field in {name: None for model in models_of(BY_PATH[path].body) for name in model.model_fields}:
         for value in VALUES.values():
             check(server, path, odd_body(path, field, value))
+
+
+@pytest.mark.parametrize("count", [25, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.parametrize("path", SOUND)
+def test_no_value_in_any_place_of_a_rich_body_is_a_fault_of_the_server(
+    server: FakeServer, path: str, count: int | None
+) -> None:
+    body = BODIES[path]
+    assert check(server, path, json.dumps(body).encode()) == 200
+    cases = [(place, value) for place in places_in(body) for value in VALUES.values()]
+    random.Random(path).shuffle(cases)
+    for place, value in cases[:count]:
+        check(server, path, with_value(body, place, value))
 
 
 @pytest.mark.parametrize("path", SOUND)
@@ -158,7 +199,9 @@ def test_no_body_is_a_fault_of_the_server(server: FakeServer, path: str) -> None
 def test_what_json_cannot_hold_or_is_too_deep_is_refused_by_its_field(server: FakeServer, path: str, name: str) -> None:
     for field in (main_field(path), "zzz"):
         response = server.send("POST", path, content=odd_body(path, field, VALUES[name]))
-        assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert error["param"] == field if "param" in error else field in str(error)
 
 
 @pytest.mark.parametrize("deep", ["text", "object"])
