@@ -112,7 +112,7 @@ async def soak(url: str, jobs: list[Job], expected: list[list[int]], seconds: fl
     return finished, hung_up
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(tiny_engine: Engine) -> None:
     soak_and_check(tiny_engine, f"--tokenizer={default_model_path()}", seconds=2, most_tokens=FEW_TOKENS)
 
@@ -221,7 +221,7 @@ def soak_and_check(
         assert hung_up > 0
 
         frontend.wait_until_idle()
-        wait_for(lambda: measure(processes, open_files) <= files, 60)
+        wait_for(lambda: measure(processes, open_files) <= files, 300)
         assert frontend.metric("vllm:kv_cache_usage_perc") == 0
         assert frontend.metric("blink:prompt_arena_used_bytes") == 0
         assert frontend.metric("blink:worker_sequences") == 0

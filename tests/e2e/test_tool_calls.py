@@ -13,7 +13,7 @@ from openai import BadRequestError
 from blink.models.weights.files import default_model_path
 from processes import Engine, Frontend, start_frontend, stop
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 MESSAGES: Any = [{"role": "user", "content": "How warm is it in Paris and in Rome?"}]
 UNITS = ["celsius", "fahrenheit"]
 SCHEMA = {

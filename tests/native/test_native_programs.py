@@ -71,12 +71,12 @@ def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
 
 def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    check_fuzz(program, 40_000, 9, timeout=100)
+    check_fuzz(program, 40_000, 9, timeout=400)
 
 
 def test_what_the_optimizer_may_take_for_granted_holds(compile_native: Compile) -> None:
     """Take two pointers to different types for pointers to different memory, as the library's compiler may."""
-    check_fuzz(compile_native("fuzz.cpp", "-O2"), 40_000, 9, timeout=100)
+    check_fuzz(compile_native("fuzz.cpp", "-O2"), 40_000, 9, timeout=400)
 
 
 @pytest.mark.long
@@ -93,7 +93,7 @@ def check_automata(program: Path, count: int, seed: int, timeout: float) -> None
 
 
 def test_random_automata_are_refused_or_walked_within_their_memory(compile_native: Compile) -> None:
-    check_automata(build(compile_native, "automata.cpp", "address,undefined", "-O1"), 20_000, 1, timeout=100)
+    check_automata(build(compile_native, "automata.cpp", "address,undefined", "-O1"), 20_000, 1, timeout=400)
 
 
 @pytest.mark.long
