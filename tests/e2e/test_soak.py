@@ -35,7 +35,7 @@ _MOST_GROWN_MIB = 48
 _VIEWS_SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "600"))
 _WARM_UP_SECONDS = 120.0  # at most
 NUM_PROMPTS = 12
-MOST_TOKENS, FEW_TOKENS = 40, 16  # what answers stay below; the latter in the gate
+MOST_TOKENS, FEW_TOKENS = 40, 10  # what answers stay below; the latter in the gate
 Job = tuple[list[int], int, dict[str, object]]  # prompt, tokens to generate, further parameters
 _EXTRAS: tuple[dict[str, object], ...] = (
     {},
