@@ -44,13 +44,13 @@ def check_threads(compile_native: Compile, sanitizer: str, lanes: int, sequences
     counts = run(program, lanes, 3, sequences, 3)
     assert counts["mismatches"] == 0
     # The run is worthless unless it went through what it is for.
-    assert counts["tokens"] > 400 and counts["evicted"] > 0 and counts["hits"] > 0
+    assert counts["tokens"] > 11 * sequences and counts["evicted"] > 0 and counts["hits"] > 0
     assert counts["preempted"] + counts["parked"] > 0
     assert counts["launches"] > counts["steps"] * 6 / 5, "many steps are in segments"  # fewer on a busy machine
 
 
 def test_threads_deliver_every_token_without_a_race(compile_native: Compile) -> None:
-    check_threads(compile_native, "thread", lanes=2, sequences=36)
+    check_threads(compile_native, "thread", lanes=2, sequences=24)
 
 
 @pytest.mark.long
