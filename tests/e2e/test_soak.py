@@ -131,7 +131,7 @@ def test_64_streams_for_ten_minutes_with_everything_on(tiny_engine: Engine) -> N
 
     collector = Receiver()
     flags = [f"--otlp-traces-endpoint={collector.url}", "--log-format=json", "--enable-log-requests"]
-    flags += ["--enable-log-timings", "--keep-alive-timeout=60"]  # the client keeps connections for five seconds too
+    flags += ["--enable-log-timings"]
     try:
         with looks(tiny_engine.region):
             soak_and_check(

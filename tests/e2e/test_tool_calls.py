@@ -142,7 +142,7 @@ def test_an_answer_in_json_may_be_a_call_instead(server: Frontend) -> None:
 
 @pytest.fixture(scope="module")
 def reasoning_server(tiny_engine: Engine) -> Iterator[Frontend]:
-    flags = [f"--tokenizer={default_model_path()}", "--reasoning-parser=deepseek_r1", "--keep-alive-timeout=60"]
+    flags = [f"--tokenizer={default_model_path()}", "--reasoning-parser=deepseek_r1"]
     frontend = start_frontend(tiny_engine.region, *flags, "--no-enable-auto-tool-choice")
     yield frontend
     stop(frontend.process)

@@ -23,7 +23,7 @@ def test_each_sequence_is_a_span_of_its_clients_trace_and_none_is_lost_at_the_en
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # milliseconds until spans leave
     receiver = Receiver()
-    flags = ["--skip-tokenizer-init", f"--otlp-traces-endpoint={receiver.url}", "--keep-alive-timeout=60"]
+    flags = ["--skip-tokenizer-init", f"--otlp-traces-endpoint={receiver.url}"]
     frontend = start_frontend(tiny_engine.region, *flags)
     try:
         check_spans(frontend, receiver)

@@ -88,7 +88,8 @@ def start_frontend(
     port = port or free_port()
     url = f"{'https' if '--ssl-certfile' in ' '.join(flags) else 'http'}://127.0.0.1:{port}"
     command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}"]
-    command += ["--max-client-share=1", *flags]  # a test's requests all come from one client
+    # A test's requests all come from one client, which keeps connections for five seconds: it is the one to close them.
+    command += ["--max-client-share=1", "--keep-alive-timeout=60", *flags]
     process = subprocess.Popen(command)
     http = httpx.Client(base_url=url, timeout=300, trust_env=False, verify=verify)
     frontend = Frontend(process, port, url, http)
