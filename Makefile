@@ -58,6 +58,7 @@ STRICT := --config-settings=cmake.define.BLINK_WERROR=ON
 CMAKE = $(BIN)/cmake
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
 CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+LOADED := pytest, transformers.models.llama.modeling_llama, blink.api.server, blink.engine.boot, blink.link.rdma.connector
 PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/groups.py
 # Whether the installed torch is built for CUDA.
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
@@ -67,7 +68,7 @@ MAKEFLAGS += --no-print-directory
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: serve demo flat test test-all test-gpu check lint lint-cpp lint-imports lint-python default-model docs mutants pins update-pins outdated print-device native wheel clean distclean
+.PHONY: serve demo flat test test-all test-gpu check lint lint-cpp lint-imports lint-python default-model byte-code docs mutants pins update-pins outdated print-device native wheel clean distclean
 
 serve: print-device $(VENV)/.engine-$(DEVICE)
 	@exec $(BIN)/blink serve $(MODEL) --device $(DEVICE) --sample-prompt "$(PROMPT)" $(ARGS)
@@ -110,7 +111,7 @@ check: lint
 lint: $(VENV)/.tools
 	@$(MAKE) --jobs 2 --output-sync=target $(VENV)/.packages-$(DEVICE) native
 	@$(MAKE) $(VENV)/.dev-$(DEVICE)
-	@$(MAKE) --jobs 2 --output-sync=target lint-cpp lint-imports lint-python default-model
+	@$(MAKE) --jobs 2 --output-sync=target lint-cpp lint-imports lint-python default-model byte-code
 
 lint-cpp:
 	@$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
@@ -125,6 +126,11 @@ lint-python:
 # So that no test downloads.
 default-model:
 	@$(BIN)/python -c "from blink.models.weights.files import resolve_model; print('default model:', resolve_model('').name)"
+
+# Tests begin with processes that start together, some of them in a slow virtual machine: importing what they load stores
+# its byte code.
+byte-code:
+	@$(BIN)/python -W ignore -c 'import $(LOADED)'
 
 native: $(VENV)/.tools
 	$(CMAKE) -S . -B $(BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) -DBLINK_WERROR=ON --log-level=WARNING
@@ -186,14 +192,16 @@ $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEV
 	$(PIP_INSTALL) $(EDITABLE) '.[$(EXTRA)]'
 	touch $@
 
-# All but the project itself, while the library is compiled; the editable installation finds them there.
-$(VENV)/.packages-$(DEVICE): pyproject.toml constraints.txt $(VENV)/.torch-$(DEVICE)
-	$(BIN)/python tests/shared/requirements.py $(EXTRA) dev > $(VENV)/requirements.txt
-	$(PIP_INSTALL) --quiet --requirement $(VENV)/requirements.txt
+# All but the project itself, while the library is compiled. The pins are complete, so that pip need not resolve them;
+# `pip check` then says what lacks, and what else that is installed here, such as clients, wants other versions.
+$(VENV)/.packages-$(DEVICE): pyproject.toml constraints.txt constraints-cpu.txt tests/shared/requirements.py $(VENV)/.torch-$(DEVICE)
+	$(BIN)/python tests/shared/requirements.py $(DEVICE) > $(VENV)/requirements.txt
+	$(PIP_INSTALL) --quiet --no-deps --requirement $(VENV)/requirements.txt
 	touch $@
 
-$(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
-	$(PIP_INSTALL) $(STRICT) $(EDITABLE) '.[$(EXTRA),dev]'
+$(VENV)/.dev-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.packages-$(DEVICE)
+	$(PIP_INSTALL) $(STRICT) $(EDITABLE) . --no-deps
+	-$(PIP) check
 	touch $(VENV)/.engine-$(DEVICE) $@
 
 # Libraries that call tools, and Ray: only long tests use them.

@@ -56,8 +56,7 @@ def region(engine: Engine) -> str:
 @pytest.fixture(scope="session")
 def default_server(region: str) -> Iterator[Frontend]:
     """A frontend of the default model."""
-    # The tests' client keeps connections for five seconds: the server must not be the one that closes them.
-    frontend = start_frontend(region, f"--max-body-bytes={MAX_BODY_BYTES}", "--keep-alive-timeout=60")
+    frontend = start_frontend(region, f"--max-body-bytes={MAX_BODY_BYTES}")
     yield frontend
     stop(frontend.process)
 
@@ -71,7 +70,7 @@ def server(default_server: Frontend) -> Frontend:
 @pytest.fixture(scope="session")
 def tiny_server(tiny_engine: Engine) -> Iterator[Frontend]:
     """A frontend of the engine whose tokens mean nothing; they are as good as any where answers are compared."""
-    frontend = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}", "--keep-alive-timeout=60")
+    frontend = start_frontend(tiny_engine.region, f"--tokenizer={default_model_path()}")
     yield frontend
     stop(frontend.process)
 

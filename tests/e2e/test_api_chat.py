@@ -12,7 +12,7 @@ from openai import BadRequestError
 from blink.text.tokenizer import Tokenizer
 from processes import MAX_MODEL_LEN, Frontend
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Name a colour."}]
 PROMPT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nName a colour.<|im_end|>\n<|im_start|>assistant\n"
 

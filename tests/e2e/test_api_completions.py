@@ -11,7 +11,7 @@ from openai import BadRequestError, NotFoundError
 from blink.text.tokenizer import Tokenizer
 from processes import MAX_MODEL_LEN, MAX_SEQUENCES, Frontend
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = "The capital of France is"
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from blink.models.weights.files import default_model_path
 from processes import Engine, Frontend, start_frontend, stop, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 QUESTION = "Name a colour."
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from processes import Frontend
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def _bench(server: Frontend, *flags: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "blink", "bench", f"--port={server.port}", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
 
 
 def test_sweep_reports_what_the_server_counts(server: Frontend, tmp_path: Path) -> None:
@@ -73,6 +73,6 @@ def test_a_second_load_of_the_flex_tier_is_served_and_reported_apart(server: Fro
 
 def test_server_that_is_not_there_is_one_line_and_status_2() -> None:
     command = [sys.executable, "-m", "blink", "bench", "--port=1"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 2
     assert run.stderr.startswith("blink: error: no server at http://127.0.0.1:1")

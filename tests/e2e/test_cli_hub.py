@@ -22,7 +22,7 @@ from stub_hub import Repository, serve_hub
 
 pytestmark = pytest.mark.e2e
 
-_SIZE, _WORDS, _PATIENCE = 32, 320, 120.0
+_SIZE, _WORDS, _PATIENCE = 32, 320, 300.0
 _CONFIG = {
     "model_type": "llama",
     "vocab_size": _WORDS,

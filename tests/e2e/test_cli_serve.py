@@ -24,7 +24,7 @@ from tiny_model import write_tiny_model
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 
 _BOOT_SECONDS = 300.0
-_PATIENCE = 120.0  # seconds; reached only by failures
+_PATIENCE = 300.0  # seconds; reached only by failures
 _CPUS = sorted(os.sched_getaffinity(0))[:2]
 # Bounded answers bound the time; one thread is steadier than several on a busy machine.
 _SMALL = ("--max-model-len=200", "--cpu-threads=1")

@@ -148,7 +148,7 @@ def test_a_clients_timeout_frees_its_place(small_engine: Engine, open_client: An
         with occupied(server, _NUM_SLOTS if stream else 0), pytest.raises(Exception) as timeout:
             ask(_MODEL_LEN - 64, stream=stream)  # a stream has no token in time, as it waits for its place
         assert type(timeout.value).__name__ in TIMEOUTS
-        wait_for(lambda: server.metric(aborted) > before, 10)
+        wait_for(lambda: server.metric(aborted) > before, _PATIENCE)
         server.wait_until_idle()
         assert ask(4) == 4
 

@@ -15,7 +15,7 @@ from record_greedy import RECORDING
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(not default_model_path().is_file(), reason="the default model is not downloaded"),
 ]
 RECORDED = json.loads(RECORDING.read_text())

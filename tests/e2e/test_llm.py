@@ -297,7 +297,7 @@ def test_an_llm_that_is_forgotten_leaves_its_region(model: Path) -> None:
     assert not region_path(name).exists()
 
 
-@pytest.mark.parametrize("end", ["", "1 / 0"])
+@pytest.mark.parametrize("end", [pytest.param("", marks=pytest.mark.long), "1 / 0"])
 def test_a_process_that_does_not_close_its_llm_leaves_nothing(model: Path, end: str) -> None:
     name = f"test-llm-left-{os.getpid()}"
     options = f"load_format='dummy', tokenizer={str(default_model_path())!r}, cpu_threads=1, region={name!r}"

@@ -13,7 +13,7 @@ from blink import LLM, SamplingParams
 from harmony_model import build_tokenizer
 from tiny_model import write_tiny_model
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 SPECIAL = ("<|endoftext|>", "<think>", "</think>")
 TEMPLATE = "{{ messages[-1].content }}{% if true %}<think>{% else %}</think>{% endif %}"
 

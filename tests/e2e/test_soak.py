@@ -35,7 +35,7 @@ _MOST_GROWN_MIB = 48
 _VIEWS_SECONDS = float(os.environ.get("BLINK_SOAK_SECONDS", "600"))
 _WARM_UP_SECONDS = 120.0  # at most
 NUM_PROMPTS = 12
-MOST_TOKENS, FEW_TOKENS = 40, 16  # what answers stay below; the latter in the gate
+MOST_TOKENS, FEW_TOKENS = 40, 10  # what answers stay below; the latter in the gate
 Job = tuple[list[int], int, dict[str, object]]  # prompt, tokens to generate, further parameters
 _EXTRAS: tuple[dict[str, object], ...] = (
     {},
@@ -112,7 +112,7 @@ async def soak(url: str, jobs: list[Job], expected: list[list[int]], seconds: fl
     return finished, hung_up
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere(tiny_engine: Engine) -> None:
     soak_and_check(tiny_engine, f"--tokenizer={default_model_path()}", seconds=2, most_tokens=FEW_TOKENS)
 
@@ -131,7 +131,7 @@ def test_64_streams_for_ten_minutes_with_everything_on(tiny_engine: Engine) -> N
 
     collector = Receiver()
     flags = [f"--otlp-traces-endpoint={collector.url}", "--log-format=json", "--enable-log-requests"]
-    flags += ["--enable-log-timings", "--keep-alive-timeout=60"]  # the client keeps connections for five seconds too
+    flags += ["--enable-log-timings"]
     try:
         with looks(tiny_engine.region):
             soak_and_check(
@@ -221,7 +221,7 @@ def soak_and_check(
         assert hung_up > 0
 
         frontend.wait_until_idle()
-        wait_for(lambda: measure(processes, open_files) <= files, 60)
+        wait_for(lambda: measure(processes, open_files) <= files, 300)
         assert frontend.metric("vllm:kv_cache_usage_perc") == 0
         assert frontend.metric("blink:prompt_arena_used_bytes") == 0
         assert frontend.metric("blink:worker_sequences") == 0

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from json_schemas import PROGRAMS
 from processes import Frontend
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 MESSAGES: Any = [{"role": "user", "content": "Describe a shape."}]
 
 

@@ -13,7 +13,7 @@ from openai import BadRequestError
 from blink.models.weights.files import default_model_path
 from processes import Engine, Frontend, start_frontend, stop
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 MESSAGES: Any = [{"role": "user", "content": "How warm is it in Paris and in Rome?"}]
 UNITS = ["celsius", "fahrenheit"]
 SCHEMA = {
@@ -142,7 +142,7 @@ def test_an_answer_in_json_may_be_a_call_instead(server: Frontend) -> None:
 
 @pytest.fixture(scope="module")
 def reasoning_server(tiny_engine: Engine) -> Iterator[Frontend]:
-    flags = [f"--tokenizer={default_model_path()}", "--reasoning-parser=deepseek_r1", "--keep-alive-timeout=60"]
+    flags = [f"--tokenizer={default_model_path()}", "--reasoning-parser=deepseek_r1"]
     frontend = start_frontend(tiny_engine.region, *flags, "--no-enable-auto-tool-choice")
     yield frontend
     stop(frontend.process)

@@ -40,7 +40,7 @@ def test_top_shows_a_loaded_server_from_its_url_and_from_its_region(
             is_busy = figures["token_rate"] > 0 and figures["prompt_rate"] > 0
             return is_busy and figures["finished"]["length"] > 0 and None not in (figures["ttft"], figures["tpot"])
 
-        wait_for(is_at_work, 120)
+        wait_for(is_at_work, 300)
         run_top(TopConfig(url=url, region=region, once=True, interval=0.1))
         screen = capsys.readouterr().out
     assert figures["model"] == "tiny" and figures["is_up"]
@@ -104,7 +104,7 @@ def test_a_trace_holds_every_step_with_its_parts(
 
 def test_a_region_that_nobody_serves_is_one_clear_error() -> None:
     command = [sys.executable, "-m", "blink", "trace", "--region=nobody"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (run.returncode, run.stderr) == (2, "blink: error: no engine serves the region 'nobody'\n")
 
 
@@ -140,7 +140,7 @@ def test_a_frontend_that_logs_json_says_nothing_else_and_has_no_page_if_told_so(
     command += ["--skip-tokenizer-init", "--log-format=json", "--no-page", "--api-key=secret", "--enable-log-requests"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: _status(f"{url}/health") == 200, 120)
+        wait_for(lambda: _status(f"{url}/health") == 200, 300)
         assert _status(f"{url}/") == 404
         assert httpx.post(f"{url}/reset_prefix_cache", trust_env=False).status_code == 401
         with httpx.Client(base_url=url, headers={"Authorization": "Bearer secret"}, trust_env=False) as http:

@@ -11,7 +11,7 @@ import pytest
 from blink.cli.doctor import examine_isolation
 from processes import start_frontend, stop
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 def _require(subject: str) -> None:

@@ -17,21 +17,7 @@ import pytest
 
 import blink.kernels.gpu
 from early import EarlyModule
-
-_MODULES = (
-    "activation",
-    "attention",
-    "delta_rule_gpu",
-    "gguf_matmul",
-    "layer_inputs",
-    "mamba_gpu",
-    "moe",
-    "quantized",
-    "rms_norm",
-    "rotary",
-    "shared_gate",
-    "snapshot_copies",
-)
+from interpreted import EVERY_CASE, SOME_CASES, TESTS
 
 
 def list_kernels() -> set[str]:
@@ -49,13 +35,9 @@ def list_kernels() -> set[str]:
     return launched
 
 
-_COMMAND = (
-    *("pytest", "-q", "-p", "no:cacheprovider", "--timeout=600"),
-    *(f"tests/gpu/test_{name}.py" for name in _MODULES),
-)
-_ENVIRONMENT = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+_COMMAND = ("pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", *TESTS)
+_SOME = EarlyModule(*_COMMAND, **SOME_CASES)
 _PATH = {"PYTHONPATH": str(Path(__file__).parents[1] / "shared")}
-_SOME = EarlyModule(*_COMMAND, **_ENVIRONMENT, BLINK_TEST_CASES="1")
 begin = _SOME.begin
 pytestmark = [
     pytest.mark.slow,
@@ -72,7 +54,7 @@ def test_every_triton_kernel_passes_some_cases_of_its_tests_in_the_interpreter()
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_every_triton_kernel_passes_its_tests_in_the_interpreter() -> None:
-    every = EarlyModule(*_COMMAND, **_ENVIRONMENT)
+    every = EarlyModule(*_COMMAND, **EVERY_CASE)
     every.begin()
     check(*every.wait())
 

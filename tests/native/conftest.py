@@ -27,9 +27,18 @@ for _name in ("default", "ci", "deep"):
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
+_LANES_TIMEOUT = 1800  # seconds: lanes wait for each other, at each of many thousands of barriers
+
 Compile = Callable[..., Path]
 CompileDevice = Callable[..., ctypes.CDLL]
 _SHARED_MEMORY = "extern __shared__ __align__(1024) char memory[];"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests of several lanes the time that they take where processors are few and busy."""
+    for item in items:
+        if "lane_steps" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(_LANES_TIMEOUT))
 
 
 @pytest.fixture(scope="session")

@@ -44,13 +44,13 @@ def check_threads(compile_native: Compile, sanitizer: str, lanes: int, sequences
     counts = run(program, lanes, 3, sequences, 3)
     assert counts["mismatches"] == 0
     # The run is worthless unless it went through what it is for.
-    assert counts["tokens"] > 400 and counts["evicted"] > 0 and counts["hits"] > 0
+    assert counts["tokens"] > 11 * sequences and counts["evicted"] > 0 and counts["hits"] > 0
     assert counts["preempted"] + counts["parked"] > 0
     assert counts["launches"] > counts["steps"] * 6 / 5, "many steps are in segments"  # fewer on a busy machine
 
 
 def test_threads_deliver_every_token_without_a_race(compile_native: Compile) -> None:
-    check_threads(compile_native, "thread", lanes=2, sequences=36)
+    check_threads(compile_native, "thread", lanes=2, sequences=24)
 
 
 @pytest.mark.long
@@ -71,12 +71,12 @@ def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
 
 def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
     program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    check_fuzz(program, 40_000, 9, timeout=100)
+    check_fuzz(program, 40_000, 9, timeout=400)
 
 
 def test_what_the_optimizer_may_take_for_granted_holds(compile_native: Compile) -> None:
     """Take two pointers to different types for pointers to different memory, as the library's compiler may."""
-    check_fuzz(compile_native("fuzz.cpp", "-O2"), 40_000, 9, timeout=100)
+    check_fuzz(compile_native("fuzz.cpp", "-O2"), 40_000, 9, timeout=400)
 
 
 @pytest.mark.long
@@ -93,7 +93,7 @@ def check_automata(program: Path, count: int, seed: int, timeout: float) -> None
 
 
 def test_random_automata_are_refused_or_walked_within_their_memory(compile_native: Compile) -> None:
-    check_automata(build(compile_native, "automata.cpp", "address,undefined", "-O1"), 20_000, 1, timeout=100)
+    check_automata(build(compile_native, "automata.cpp", "address,undefined", "-O1"), 20_000, 1, timeout=400)
 
 
 @pytest.mark.long

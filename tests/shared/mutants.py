@@ -14,14 +14,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from interpreted import SOME_CASES
+
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "tests" / "mutants.json"
 _NATIVE = "src/blink/csrc/"
+_INTERPRETED = "tests/gpu/"
 _TIMEOUT = 900  # seconds for the tests of one mutant, which may hang
 _COPIED = ("src", "tests", "benchmarks", "docs", "deploy", "pyproject.toml", "CMakeLists.txt", "README.md", "Makefile")
 _LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", ".hypothesis")
@@ -39,7 +43,7 @@ class Mutant:
     file: str
     old: str  # stands once in the file
     new: str
-    tests: tuple[str, ...]  # arguments of pytest
+    tests: tuple[str, ...]  # arguments of pytest; those of tests/gpu run in Triton's interpreter
     equivalent: str = ""
 
     @property
@@ -85,12 +89,20 @@ class Tree:
 
     def test(self, tests: tuple[str, ...]) -> tuple[int, str]:
         """Run tests until the first fails; return pytest's exit status (1: one failed) and what it printed."""
+        interpreted = tuple(test for test in tests if test.startswith(_INTERPRETED))
+        others = tuple(test for test in tests if test not in interpreted)
+        status, output = self._run(others, {}) if others else (0, "")
+        if status == 0 and interpreted:
+            status, output = self._run(interpreted, SOME_CASES)
+        return status, output
+
+    def _run(self, tests: tuple[str, ...], more: Mapping[str, str]) -> tuple[int, str]:
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
         try:
             done = subprocess.run(
                 command,
                 cwd=self.root,
-                env=self._environment,
+                env={**self._environment, **more},
                 capture_output=True,
                 text=True,
                 timeout=_TIMEOUT,

@@ -19,7 +19,7 @@ import hostile_frontend
 from processes import Engine, Frontend, answers, run_engine, start_frontend, stop, wait_for
 from tiny_model import write_tiny_model
 
-_PATIENCE = 120.0  # seconds; reached only by failures
+_PATIENCE = 300.0  # seconds; reached only by failures
 _ROUND_SECONDS = 4.0
 _PROMPTS = [list(range(start, start + 40)) for start in range(0, 200, 20)]
 _MAX_TOKENS = 16

@@ -19,7 +19,7 @@ def serve_parrot(folder: Path, rules: Sequence[Rule]) -> Iterator[Frontend]:
     write_parrot_model(folder, rules)
     sizes = [f"--max-model-len={MAX_MODEL_LEN}", f"--kv-cache-memory-bytes={_KV_CACHE_BYTES}"]
     with run_engine(str(folder), *sizes, "--served-model-name=parrot") as engine:
-        frontend = start_frontend(engine.region, str(folder), "--keep-alive-timeout=60")
+        frontend = start_frontend(engine.region, str(folder))
         try:
             yield frontend
         finally:

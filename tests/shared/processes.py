@@ -64,7 +64,7 @@ class Frontend:
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(sample))
 
     def wait_until_idle(self) -> None:
-        wait_for(lambda: self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0, 120)
+        wait_for(lambda: self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting") == 0, 300)
 
 
 @dataclass
@@ -88,12 +88,13 @@ def start_frontend(
     port = port or free_port()
     url = f"{'https' if '--ssl-certfile' in ' '.join(flags) else 'http'}://127.0.0.1:{port}"
     command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}"]
-    command += ["--max-client-share=1", *flags]  # a test's requests all come from one client
+    # A test's requests all come from one client, which keeps connections for five seconds: it is the one to close them.
+    command += ["--max-client-share=1", "--keep-alive-timeout=60", *flags]
     process = subprocess.Popen(command)
-    http = httpx.Client(base_url=url, timeout=120, trust_env=False, verify=verify)
+    http = httpx.Client(base_url=url, timeout=300, trust_env=False, verify=verify)
     frontend = Frontend(process, port, url, http)
     if wait:
-        wait_for(lambda: answers(frontend) == 200, 120)
+        wait_for(lambda: answers(frontend) == 200, 300)
         frontend.model = http.get("/v1/models").json().get("data", [{"id": ""}])[0]["id"]
     return frontend
 
@@ -155,7 +156,7 @@ def under_load(url: str, key: str = "", **body: object) -> Iterator[None]:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def ask(tier: str | None) -> None:
-        with httpx.Client(base_url=url, timeout=120, trust_env=False, headers=headers) as http:
+        with httpx.Client(base_url=url, timeout=300, trust_env=False, headers=headers) as http:
             while not is_over.is_set():
                 http.post("/v1/completions", json={**body, "service_tier": tier}).raise_for_status()
 

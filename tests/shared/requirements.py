@@ -1,31 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what the project and some of its extras need, a line each: python tests/shared/requirements.py EXTRA ..."""
+"""Prints the pins of all that the gate installs beside torch, so that pip resolves nothing.
+
+python tests/shared/requirements.py cpu|cuda
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from project import read_project
+ROOT = Path(__file__).resolve().parents[2]
+_FILES = {"cpu": ("constraints.txt", "constraints-cpu.txt"), "cuda": ("constraints.txt",)}
+# torch comes from an index of its own, before the others; uv is for `make pins` and for long tests alone.
+_LEFT = {"cpu": r"(torch|uv|cuda-toolkit|nvidia-[\w-]+)==", "cuda": r"(torch|uv)=="}
 
 
-def list_requirements(project: dict[str, Any], extras: Iterable[str]) -> list[str]:
-    """Return the requirements of a project and of extras, in the place of an extra that one names those of it."""
-    own = re.compile(rf"{re.escape(project['name'])}\[([\w,-]+)\]")
-    found: list[str] = list(project["dependencies"])
-    left = list(extras)
-    while left:
-        for requirement in project["optional-dependencies"][left.pop()]:
-            named = own.fullmatch(requirement)
-            if named:
-                left += named[1].split(",")
-            else:
-                found.append(requirement)
-    return found
+def list_pins(device: str, root: Path = ROOT) -> list[str]:
+    """Return the lines of the files of pins that hold for the gate on one kind of device."""
+    lines = [line for name in _FILES[device] for line in (root / name).read_text().splitlines()]
+    return [line for line in lines if not line.startswith("#") and not re.match(_LEFT[device], line)]
 
 
 if __name__ == "__main__":
-    print("\n".join(list_requirements(read_project(Path(__file__).parents[2])["project"], sys.argv[1:])))
+    print("\n".join(list_pins(sys.argv[1])))

@@ -49,7 +49,7 @@ def serve_script(replies: dict[str, list[dict[str, Any]]]) -> Iterator[ScriptedC
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        wait_for(lambda: server.started, 60)
+        wait_for(lambda: server.started, 300)
         yield chat
     finally:
         chat.go_on.set()

@@ -30,7 +30,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._ready = threading.Event()
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(300)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -133,7 +133,7 @@ def test_server_that_is_not_there_is_a_failure() -> None:
 
 def test_processes_share_the_load_and_their_records_are_merged(server: Server) -> None:
     reports: list[Progress] = []
-    endpoint = Endpoint(host="127.0.0.1", port=server.port, tls=False, timeout=60)
+    endpoint = Endpoint(host="127.0.0.1", port=server.port, tls=False, timeout=300)
     requests = _plan(*["good"] * 5, "full", gap=0.25)
     measurement = measure(endpoint, requests, processes=2, on_progress=reports.append)
     assert [record.index for record in measurement.records] == list(range(6))

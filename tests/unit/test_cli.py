@@ -21,13 +21,13 @@ _HEAVY = ("torch", "triton", "cuda", "transformers")
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "blink", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 def _loaded_after(code: str, lines: int = 0) -> set[str]:
     """Names of all modules that a fresh interpreter holds after running `code`, which prints so many lines."""
     code = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     return set(json.loads(run.stdout.split("\n", lines)[-1]))
 
 

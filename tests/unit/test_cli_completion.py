@@ -37,7 +37,7 @@ def _complete(folder: Path, line: str) -> list[str]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     return [word.strip() for word in run.stdout.splitlines() if word.strip()]
 

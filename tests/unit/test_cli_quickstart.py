@@ -42,7 +42,7 @@ def test_a_server_that_does_not_start_ends_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "blink", "quickstart", "--run", "--port", str(port)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 2
     assert f"port {port} is in use" in run.stderr
     assert "curl" not in run.stdout

@@ -24,7 +24,7 @@ from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 
 VOCAB = 97
-PATIENCE = 20.0  # seconds; reached only by failures
+PATIENCE = 120.0  # seconds; reached only by failures
 
 
 class Engine:

@@ -19,7 +19,7 @@ from blink.region.native import lib
 
 _ENTRIES = 64
 _OFFSET = 4096  # of the queue in the region
-_PATIENCE = 30.0  # seconds; reached only by failures
+_PATIENCE = 120.0  # seconds; reached only by failures
 
 
 class Queue:

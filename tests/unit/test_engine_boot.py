@@ -58,7 +58,7 @@ class Running:
             self.error = error
 
     def join(self) -> None:
-        self._thread.join(60)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
 

@@ -61,7 +61,7 @@ def test_log_level_bounds_what_a_frontend_says(level: str, speaks: bool) -> None
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as frontend:
         wait_for(lambda: listens(port), 120)
         frontend.terminate()
-        _, said = frontend.communicate(timeout=120)
+        _, said = frontend.communicate(timeout=300)
     assert (" INFO " in said) is speaks, said
 
 

@@ -110,6 +110,7 @@ _KIND = {"kind": {"enum": ["card", "cash", "bank"]}}
          ['"123e4567-e89b-42d3-a456-426614174000"'], ['"123E4567-e89b-42d3-a456-426614174000"', '"abc"']),
         ({"type": "string", "format": "email", "minLength": 8, "maxLength": 12}, ['"a@b.example"'], ['"a@b.io"', '"abcdefghij"']),
         ({"type": "string", "pattern": "^([A-Z]{2})+$", "minLength": 4, "maxLength": 6}, ['"ABCD"', '"ABCDEF"'], ['"AB"', '"ABC"', '"ABCDEFGH"']),
+        ({"allOf": [{"type": "string", "minLength": 1, "maxLength": 4}, {"minLength": 2, "maxLength": 3}]}, ['"ab"', '"abc"'], ['"a"', '"abcd"']),
         ({"type": "string", "pattern": "^(?=.*\\d)(?=.*[a-z])\\w{6,8}$"}, ['"abc123"'], ['"abcdef"', '"123456"', '"a1"']),
         ({"enum": ["S", "M", 3, None], "minLength": 1, "type": ["string", "null"]}, ['"S"', "null"], ["3", '"X"']),
         ({"const": "dog", "pattern": "^d", "format": "date"}, [], ['"dog"']),

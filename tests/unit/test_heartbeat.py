@@ -21,7 +21,7 @@ from blink.host.process import Hindrance, describe_threads, read_hindrance
 from blink.region.files import region_path
 from blink.region.layout import CONSTANTS, CONTROL, field_offset
 
-_PATIENCE = 60.0
+_PATIENCE = 300.0
 _BEATING = """
 import asyncio
 from blink.host.heartbeat import start_beating

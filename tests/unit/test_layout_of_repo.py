@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,11 @@ _NATIVE_FUNCTION = re.compile(
     r"^( *)(?!if|for|while|switch|namespace|struct|class|enum|else|do\b)\w.*\)[^;={\n]*\{\n(?s:.*?)^\1\}", re.MULTILINE
 )
 _VAGUE_NAMES = {"utils", "util", "helpers", "helper", "manager", "handler", "common", "misc"}
+
+
+@cache
+def _parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
 
 
 def _relative(paths: list[Path]) -> list[str]:
@@ -65,7 +71,7 @@ def test_no_file_is_longer_than_its_limit() -> None:
 def test_no_function_is_longer_than_its_limit() -> None:
     long: list[str] = []
     for path in _PYTHON:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_parse(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > _MAX_FUNCTION:
@@ -90,7 +96,7 @@ def test_every_source_opens_with_its_licence() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    lacking = [path for path in _PYTHON if not ast.get_docstring(ast.parse(path.read_text()))]
+    lacking = [path for path in _PYTHON if not ast.get_docstring(_parse(path))]
     assert _relative(lacking) == []
 
 

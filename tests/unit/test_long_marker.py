@@ -28,7 +28,7 @@ def test_long_tests_wait_for_the_flag(flags: list[str], expected: set[str]) -> N
         cwd=_ROOT,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert {line.partition("::")[2] for line in run.stdout.splitlines() if "::" in line} == expected, run.stderr

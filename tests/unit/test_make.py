@@ -51,7 +51,7 @@ class Machine:
             env={**kept, "PATH": f"{self._programs}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

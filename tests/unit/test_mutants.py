@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from interpreted import TESTS as INTERPRETED
 from mutants import ROOT, Mutant, Tree, read_mutants, run_mutants
 
 MUTANTS = read_mutants()
@@ -18,6 +19,25 @@ MUTANTS = read_mutants()
 def test_a_listed_line_stands_once_in_its_file_and_its_tests_exist(mutant: Mutant) -> None:
     assert (ROOT / mutant.file).read_text().count(mutant.old) == 1 and mutant.old != mutant.new
     assert mutant.tests and all((ROOT / test.partition("::")[0]).is_file() for test in mutant.tests)
+
+
+def test_a_kernel_has_tests_that_the_gate_runs_in_the_interpreter_too() -> None:
+    interpreted = {test for mutant in MUTANTS for test in mutant.tests if test.startswith("tests/gpu/")}
+    assert interpreted and interpreted <= set(INTERPRETED)
+
+
+def test_each_test_runs_where_it_is_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[tuple[str, ...], str]] = []
+
+    def note(_: Tree, tests: tuple[str, ...], more: Mapping[str, str]) -> tuple[int, str]:
+        ran.append((tests, more.get("TRITON_INTERPRET", "")))
+        return (1, "") if "tests/unit/wrong.py" in tests else (0, "")
+
+    monkeypatch.setattr(Tree, "_run", note)
+    tree = Tree(tmp_path / "none", tmp_path)
+    assert tree.test(("tests/gpu/a.py", "tests/unit/b.py")) == (0, "")
+    assert tree.test(("tests/gpu/a.py", "tests/unit/wrong.py")) == (1, "")
+    assert ran == [(("tests/unit/b.py",), ""), (("tests/gpu/a.py",), "1"), (("tests/unit/wrong.py",), "")]
 
 
 def test_names_are_told_apart() -> None:

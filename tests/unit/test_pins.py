@@ -14,7 +14,7 @@ from packaging.version import Version
 
 from pins import BUILD_TOOLS, EXTRAS, GATE, LONG, ROOT, torch_pin
 from project import read_project
-from requirements import list_requirements
+from requirements import list_pins
 
 PYTHONS = ("3.10.0", "3.10.19", "3.11.7", "3.12.12")
 
@@ -67,11 +67,9 @@ def test_all_that_pyproject_names_is_pinned_to_a_version_that_it_allows(name: st
             assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
 
 
-@pytest.mark.parametrize("name", EXTRAS)
-def test_all_that_comes_along_is_pinned_too(name: str) -> None:
-    """As far as it is installed here."""
-    pins, seen = pins_of(name, "3.11.7"), set[str]()
-    left = [(requirement.name, frozenset(requirement.extras)) for requirement in wanted(name)]
+def come_along(requirements: list[Requirement], pins: dict[str, Version]) -> set[str]:
+    """Return the names of what some requirements bring, as far as it is installed in the version that is pinned."""
+    seen, left = set[str](), [(requirement.name, frozenset(requirement.extras)) for requirement in requirements]
     while left:
         package, extras = left.pop()
         try:
@@ -88,6 +86,14 @@ def test_all_that_comes_along_is_pinned_too(name: str) -> None:
             applies = need.marker is None or any(need.marker.evaluate(context) for context in contexts)
             if applies and canonicalize_name(need.name) not in seen:
                 left.append((need.name, frozenset(need.extras)))
+    return seen
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_all_that_comes_along_is_pinned_too(name: str) -> None:
+    """As far as it is installed here."""
+    pins = pins_of(name, "3.11.7")
+    seen = come_along(wanted(name), pins)
     assert seen - set(pins) <= {"pip", "triton"} and len(seen) > 60
 
 
@@ -101,9 +107,13 @@ def test_users_machines_are_free_to_differ() -> None:
     assert [line for line in [*project["dependencies"], *extras] if "==" in line] == []
 
 
-def test_what_is_installed_while_the_library_is_compiled_is_what_the_extras_need() -> None:
+@pytest.mark.parametrize(("device", "extras"), [("cpu", ("engine", "dev")), ("cuda", ("engine", "gpu", "dev"))])
+def test_the_gate_needs_no_resolution_of_what_its_extras_need(device: str, extras: tuple[str, ...]) -> None:
+    """All of it is among the pins that pip installs as they are, but torch, which was installed before."""
     project = read_project(ROOT)["project"]
-    extras = project["optional-dependencies"]
-    assert extras["gpu"][0] == f"{project['name']}[engine]"
-    expected = [*project["dependencies"], *extras["dev"], *extras["gpu"][1:], *extras["engine"]]
-    assert sorted(list_requirements(project, ["gpu", "dev"])) == sorted(expected)
+    lines = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    named = [Requirement(line) for line in lines if not line.startswith(("blink-serve", "triton"))]
+    found = {canonicalize_name(Requirement(line).name) for line in list_pins(device)}
+    missing = {canonicalize_name(requirement.name) for requirement in named} - found
+    assert missing | come_along(named, pins_of(GATE, "3.11.7")) - found <= {"torch", "pip", "triton"}
+    assert ("nvidia-cublas" in found) == (device == "cuda") and ("triton" in found) == (device == "cpu")

@@ -135,7 +135,7 @@ OUTPUT, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
     [
         pytest.param("fp8", 0.04, False, marks=pytest.mark.long),
         ("fp8", 0.04, True),
-        ("int4", 0.22, False),
+        pytest.param("int4", 0.22, False, marks=pytest.mark.long),
         pytest.param("int4", 0.22, True, marks=pytest.mark.long),
     ],
 )
