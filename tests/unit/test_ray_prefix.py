@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from blink.ray.metrics import merge_metrics
-from blink.ray.prefix import PrefixTable, read_body
+from blink.ray.prefix import read_body
+from blink.request.prefix_table import PrefixTable
 
 
 def points(**fields: object) -> tuple[bytes, ...]:
@@ -49,7 +50,7 @@ def test_what_is_no_request_has_no_points() -> None:
 
 
 def test_the_longest_prefix_decides_among_the_replicas_that_are_there() -> None:
-    table = PrefixTable(capacity=4)
+    table = PrefixTable[str](capacity=4)
     a, b, c, d, e = (bytes([number]) for number in range(5))
     table.add([a, b], "one")
     table.add([a], "two")

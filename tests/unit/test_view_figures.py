@@ -30,18 +30,18 @@ _FIGURES_JS = Path(blink.api.pages.__file__).parent / "static" / "figures.js"
 def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:
     """Two scrapes of a server, between which all kinds of thing have happened; or the second of one started anew."""
     stats = dict.fromkeys(STATISTICS.names or (), 0) | {"num_blocks": 100}
-    metrics = Metrics(MetricStore("figures", NUM_VALUES, folder), lambda: stats)
+    metrics = Metrics(MetricStore("figures", NUM_VALUES, folder), [lambda: stats])
     metrics.model_name = "m"
     stats |= {"num_steps": 50, "generation_tokens": 400, "running_ns": 10**9, "scheduling_ns": 10**6}
     stats |= {"energy_mj": 5000}
     for seconds in (0.003, 0.03):
-        metrics.observe(names.TTFT, seconds)
+        metrics.of(0).observe(names.TTFT, seconds)
     first = metrics.render()
     if restart:
-        metrics = Metrics(MetricStore("again", NUM_VALUES, folder), lambda: stats)
+        metrics = Metrics(MetricStore("again", NUM_VALUES, folder), [lambda: stats])
         metrics.model_name = "m"
         stats |= {"num_steps": 10, "generation_tokens": 60, "running_ns": 10**8, "energy_mj": 0}
-        metrics.observe(names.TTFT, 0.3)
+        metrics.of(0).observe(names.TTFT, 0.3)
         return first, metrics.render()
     stats |= {"num_steps": 150, "generation_tokens": 1400, "prompt_tokens": 300, "running_ns": 2 * 10**9}
     stats |= {"scheduling_ns": 2 * 10**6, "computed_tokens": 900, "padded_tokens": 100, "num_blocks_used": 25}
@@ -49,10 +49,10 @@ def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:
     stats |= {"prefix_queries": 300, "prefix_hits": 240, "num_preemptions": 8}
     stats |= {"energy_mj": 1205000, "token_energy_uj": 345600}
     for seconds in (0.011, 0.012, 0.013, 0.05):
-        metrics.observe(names.TTFT, seconds)
-        metrics.observe(names.ITL, seconds / 10)
-    metrics.count_finished("length")
-    metrics.keep(sequences=6, waiting=4)
+        metrics.of(0).observe(names.TTFT, seconds)
+        metrics.of(0).observe(names.ITL, seconds / 10)
+    metrics.of(0).count_finished("length")
+    metrics.keep([(6, 4)])
     return first, metrics.render()
 
 
