@@ -54,13 +54,13 @@ def test_the_longest_prefix_decides_among_the_replicas_that_are_there() -> None:
     a, b, c, d, e = (bytes([number]) for number in range(5))
     table.add([a, b], "one")
     table.add([a], "two")
-    assert table.longest((a, b, c), {"one", "two"}) == {"one"}
-    assert table.longest((a, b, c), {"two"}) == {"two"}
-    assert table.longest((a,), {"one", "two"}) == {"one", "two"}
-    assert table.longest((c,), {"one", "two"}) == set() == table.longest((), {"one"})
+    assert table.longest((a, b, c), {"one", "two"}) == ({"one"}, 2)
+    assert table.longest((a, b, c), {"two"}) == ({"two"}, 1)
+    assert table.longest((a,), {"one", "two"}) == ({"one", "two"}, 1)
+    assert table.longest((c,), {"one", "two"}) == (set(), 0) == table.longest((), {"one"})
     assert (table.size("one"), table.size("two")) == (2, 1)
     table.add([c, d, e], "two")  # b, the least recently used, is forgotten
-    assert table.longest((b,), {"one", "two"}) == set()
+    assert table.longest((b,), {"one", "two"}) == (set(), 0)
     assert (table.size("one"), table.size("two")) == (1, 4)
 
 

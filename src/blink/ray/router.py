@@ -49,7 +49,7 @@ class EngineRouter(RequestRouter):
     def _best(self, replicas: list[RunningReplica], call: Call) -> RunningReplica:
         loads = {each.replica_id.unique_id: self._load(each) for each in replicas}
         bound = min(loads.values()) + _MAX_IMBALANCE
-        cached = self._table.longest(call.points, loads)
+        cached, _ = self._table.longest(call.points, loads)
         near = [each for each in replicas if each.replica_id.unique_id in cached]
         near = [each for each in near if loads[each.replica_id.unique_id] <= bound]
 

@@ -33,10 +33,10 @@ class PrefixTable(Generic[Replica]):
         while len(self._owners) > self._capacity:
             self._sizes.subtract(self._owners.popitem(last=False)[1])
 
-    def longest(self, points: tuple[bytes, ...], replicas: Collection[Replica]) -> set[Replica]:
-        """Return those of some replicas that have the most of a prompt; none if none has any."""
-        for point in reversed(points):
-            found = self._owners.get(point, set[Replica]()).intersection(replicas)
+    def longest(self, points: tuple[bytes, ...], replicas: Collection[Replica]) -> tuple[set[Replica], int]:
+        """Return those of some replicas that have the most of a prompt, and how many of its points that is."""
+        for count in range(len(points), 0, -1):
+            found = self._owners.get(points[count - 1], set[Replica]()).intersection(replicas)
             if found:
-                return found
-        return set()
+                return found, count
+        return set(), 0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of several engines gets a prompt: the one that has computed its beginning, unless it has much more to do.
 
+How much more depends on the beginning's length: without it, another engine would compute that once more.
+
 Frontends know no engine's prefix cache. Each remembers where it sent which blocks; of a prompt that is new to all,
 a hash decides among the least loaded engines, so that several frontends choose the same one.
 """
@@ -17,6 +19,7 @@ from blink.request.prefix_table import PrefixTable
 _HASH_BYTES = CONSTANTS["block_hash_bytes"]
 _MAX_POINTS = 256  # blocks of a prompt; what follows them decides nothing
 _MAX_IMBALANCE = 16  # load that an engine with the prompt's beginning may have beyond the least loaded one
+_BLOCKS_PER_LOAD = 2  # cached blocks that one running sequence more is worth
 _WAITING = 4  # a sequence that waits says more than one that runs, as in vLLM
 _SILENCE = 1.0  # seconds without a sign of life, after which an engine is the last choice
 _SILENT_LOAD = 1 << 20
@@ -52,8 +55,10 @@ class PrefixRouter:
         if len(weights) < 2:
             return [*weights]
         lowest = min(weights.values())
-        cached = self._table.longest(_points(block_hashes), {(engine, load.boot) for engine, load in loads.items()})
-        near = {engine for engine, _ in cached if weights[engine] <= lowest + _MAX_IMBALANCE}
+        lives = {(engine, load.boot) for engine, load in loads.items()}
+        cached, num_blocks = self._table.longest(_points(block_hashes), lives)
+        bound = lowest + min(_MAX_IMBALANCE, num_blocks // _BLOCKS_PER_LOAD)
+        near = {engine for engine, _ in cached if weights[engine] <= bound}
         first = block_hashes[:_HASH_BYTES]
 
         def order(engine: int) -> tuple[bool, int, int, bytes]:
