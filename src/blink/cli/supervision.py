@@ -58,7 +58,7 @@ class Child:
         self.started_at = 0.0  # monotonic seconds
         self.is_condemned = False  # to be killed for doing nothing, until it starts again
         self._command = command
-        self._environment = environment or {}
+        self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._pulse: Pulse | None = None
         self._heartbeat_age: HeartbeatAge | None = None
@@ -90,7 +90,7 @@ class Child:
             preexec_fn=tie_to_supervisor,
             start_new_session=True,
             pass_fds=[self._pulse.fd],
-            env={**os.environ, **self._environment, VARIABLE: str(self._pulse.fd)},
+            env={**os.environ, **self.environment, VARIABLE: str(self._pulse.fd)},
         )
 
     def heartbeat_age(self, now: float) -> float:

@@ -161,11 +161,11 @@ def create_region(name: str, geometry: np.ndarray[Any, Any], model: str) -> Regi
     """Create the region of a new engine under a name of its own; publish_region() makes it visible.
 
     Raises:
-        ConfigError: the name is taken, or /dev/shm is too small.
+        ConfigError: the name is taken, /dev/shm is too small, or the shared hash key is none.
     """
     check_unserved(name)
     remove_stale_regions()
-    spare = spare_path(name)
+    spare, hash_key = spare_path(name), _hash_key()
     size = lib.blink_region_bytes(geometry.ctypes.data)
     fd = -1
     try:
@@ -182,7 +182,7 @@ def create_region(name: str, geometry: np.ndarray[Any, Any], model: str) -> Regi
             "(for containers: --shm-size) or lower --num-queue-pairs or --prompt-arena-bytes"
         ) from error
     region = Region(spare, fd)
-    lib.blink_region_init(region.address, geometry.ctypes.data, _hash_key(), model.encode()[:255])
+    lib.blink_region_init(region.address, geometry.ctypes.data, hash_key, model.encode()[:255])
     return region
 
 

@@ -53,11 +53,16 @@ def compare(before: Samples, now: Samples) -> Figures:
     """Return the figures of the time between two samples of one server."""
     seconds = max(now.at - before.at, 1e-3)
 
+    engines = [*now.by_label("blink:engine_up", "engine")]
+
     def grown(name: str, **labels: str) -> float:
-        return _growth(before.value(f"{name}_total", **labels), now.value(f"{name}_total", **labels))
+        counts = [
+            tuple(each.value(f"{name}_total", engine=engine, **labels) for each in (before, now)) for engine in engines
+        ]
+        return sum(_growth(old, new) for old, new in counts)
 
     steps, computed, padded = grown("blink:num_steps"), grown("blink:computed_tokens"), grown("blink:padded_tokens")
-    running_seconds, num_engines = grown("blink:step_seconds"), max(1, now.count("blink:engine_up"))
+    running_seconds, num_engines = grown("blink:step_seconds"), max(1, len(engines))
     return Figures(
         seconds=seconds,
         model=now.model,

@@ -45,10 +45,6 @@ class Samples:
         values = [value for _, value in self._by_name.get(name, ()) if value]
         return sum(values) / max(1, len(values))
 
-    def count(self, name: str) -> int:
-        """Return how many samples a name has."""
-        return len(self._by_name.get(name, ()))
-
     def by_label(self, name: str, label: str) -> dict[str, float]:
         """Return the values of a name by one label, in their order; those of all engines added up."""
         found: dict[str, float] = {}

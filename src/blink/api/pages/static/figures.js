@@ -60,7 +60,8 @@ const ratio = (part, whole) => (whole > 0 ? part / whole : null);
 
 /** The figures of the `seconds` between two scrapes. */
 export function compare(before, now, seconds) {
-  const grow = (name, labels) => grown(before, now, name, labels);
+  const engines = [...byLabel(now, "blink:engine_up", "engine").keys()];
+  const grow = (name, labels) => engines.reduce((sum, engine) => sum + grown(before, now, name, { engine, ...labels }), 0);
   const steps = grow("blink:num_steps_total");
   const classes = ["latency_sensitive", "best_effort"].map((kind) => ({
     name: kind.replace("_", "-"),
@@ -73,7 +74,7 @@ export function compare(before, now, seconds) {
     waiting: valueOf(now, "vllm:num_requests_waiting"),
     tokenRate: grow("vllm:generation_tokens_total") / seconds,
     promptRate: grow("vllm:prompt_tokens_total") / seconds,
-    kvUse: valueOf(now, "vllm:kv_cache_usage_perc") / Math.max(1, (now.get("blink:engine_up") ?? []).length),
+    kvUse: valueOf(now, "vllm:kv_cache_usage_perc") / Math.max(1, engines.length),
     hitRate: ratio(grow("vllm:prefix_cache_hits_total"), grow("vllm:prefix_cache_queries_total")),
     firstToken: median(before, now, "vllm:time_to_first_token_seconds"),
     perToken: median(before, now, "vllm:inter_token_latency_seconds"),
