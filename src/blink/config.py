@@ -223,7 +223,7 @@ class FrontendConfig:
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the engine's shared memory region")
     data_parallel_size: int = option(
-        1, "engines with the whole model behind one port, each on a GPU of its own; their regions: NAME.dp0, NAME.dp1"
+        1, "engines with the whole model at one port, each on a GPU of its own; their regions: NAME.dp0, NAME.dp1"
     )
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
     port: int = option(8000, "port to listen on")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines behind one port: they answer as one does, share prompts by their beginning, and one may die alone."""
+"""Two engines at one port: they answer as one does, share prompts by their beginning, and one may die alone."""
 
 from __future__ import annotations
 

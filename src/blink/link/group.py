@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines behind one port: a client of each, and what they say together. With one engine, what that one says."""
+"""The engines at one port: a client of each, and what they say together. With one engine, what that one says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One table of sequences for each engine behind a port, used as one: an engine that is lost takes only its own."""
+"""One table of sequences for each engine of a server, used as one: an engine that is lost takes only its own."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 
 How much more depends on the beginning's length: without it, another engine would compute that once more.
 
-Frontends know no engine's prefix cache. Each remembers where it sent which blocks; of a prompt that is new to all,
-a hash decides among the least loaded engines, so that several frontends choose the same one.
+Frontends know no engine's prefix cache. Each remembers where it sent which blocks. If a prompt is new, a hash decides
+among the least loaded engines: so several frontends choose the same one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_POINTS = 256  # blocks of a prompt; what follows them decides nothing
 _MAX_IMBALANCE = 16  # load that an engine with the prompt's beginning may have beyond the least loaded one
 _BLOCKS_PER_LOAD = 2  # cached blocks that one running sequence more is worth
 _WAITING = 4  # a sequence that waits says more than one that runs, as in vLLM
-_SILENCE = 1.0  # seconds without a sign of life, after which an engine is the last choice
+_SILENT_SECONDS = 1.0  # seconds without a sign of life, after which an engine is the last choice
 _SILENT_LOAD = 1 << 20
 
 
@@ -38,7 +38,7 @@ class Load:
     @property
     def weight(self) -> int:
         """Return the load as one number."""
-        silent = _SILENT_LOAD if self.silent_seconds > _SILENCE else 0
+        silent = _SILENT_LOAD if self.silent_seconds > _SILENT_SECONDS else 0
         return max(self.running + self.waiting, self.own) + (_WAITING - 1) * self.waiting + silent
 
 
