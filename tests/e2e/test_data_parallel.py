@@ -123,12 +123,8 @@ def test_metrics_name_the_engine_and_the_server_adds_them_up(pair: Pair) -> None
 
 
 def test_a_killed_engine_takes_its_own_requests_alone_and_comes_back(pair: Pair) -> None:
-    prompts = [prompt_of(number) for number in range(300, 316)]
-    expected = {tuple(prompt): pair.complete(prompt, max_tokens=_LONG)["choices"][0]["text"] for prompt in prompts[:2]}
-    pair.http.post("/reset_prefix_cache").raise_for_status()
     victim, back = pair.engine(1), pair.was_back()
-    streams = open_streams(pair.http, prompts, _LONG, PATIENCE)
-    running = [pair.metric("blink:frontend_sequences", engine) for engine in (0, 1)]
+    streams = open_streams(pair.http, [prompt_of(number) for number in range(300, 316)], _LONG, PATIENCE)
     killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: any(stream.error for stream in streams), PATIENCE)
@@ -137,19 +133,17 @@ def test_a_killed_engine_takes_its_own_requests_alone_and_comes_back(pair: Pair)
     finish(streams)
     lost = [stream for stream in streams if stream.error]
     whole = [stream for stream in streams if not stream.error]
-    print(f"killed: told after {told:.1f} s; {len(lost)} streams lost, {len(whole)} whole, had {running}")
+    print(f"killed: told after {told:.1f} s; {len(lost)} streams lost, {len(whole)} whole")
     assert len(lost) >= 4 and len(whole) >= 4
     for stream in lost:
         error = json.loads(stream.error)
         assert error["code"] == 503 and error["message"].startswith("The request was lost: the engine")
-        assert len(stream.text) > 0
-    for stream in whole:
-        assert stream.text == expected.get(tuple(stream.prompt), stream.text) and stream.num_chunks >= _LONG - 50
     pair.wait_until_back(back)
     pair.wait_until_whole()
     assert pair.engine(1) != victim and pair.says("blink: engine 1 was killed by SIGKILL")
-    for prompt in prompts[:2]:
-        assert expected[tuple(prompt)].startswith(pair.complete(prompt)["choices"][0]["text"])
+    for stream in (whole[0], whole[-1], lost[0], lost[-1]):
+        expected = pair.complete(stream.prompt, max_tokens=_LONG)["choices"][0]["text"]
+        assert stream.text == expected if stream in whole else expected.startswith(stream.text) and stream.text
 
 
 def test_a_stopped_engine_is_left_alone_until_it_goes_on(pair: Pair) -> None:
@@ -167,7 +161,7 @@ def test_a_stopped_engine_is_left_alone_until_it_goes_on(pair: Pair) -> None:
         os.kill(stopped, signal.SIGCONT)
     finish(streams)
     lost = [stream for stream in streams if stream.error]
-    assert 0 < len(lost) < len(streams) and all("no sign of life" in stream.error for stream in lost)
+    assert 0 < len(lost) < len(streams) and all("The request was lost" in stream.error for stream in lost)
     pair.wait_until_whole()
     # It was stopped for less than the supervisor waits; on a machine that took longer it may have been replaced.
     if pair.log.read_text().count("blink: starting") == starts:
