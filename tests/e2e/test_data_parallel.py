@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_a_killed_engine_takes_its_own_requests_alone_and_comes_back(pair: Pair)
 
 def test_a_stopped_engine_is_left_alone_until_it_goes_on(pair: Pair) -> None:
     stopped, starts = pair.engine(0), pair.log.read_text().count("blink: starting")
-    prompts = [prompt_of(number) for number in range(400, 412)]
+    prompts = [prompt_of(number) for number in range(400, 408)]
     streams = open_streams(pair.http, prompts, _LONG, PATIENCE)
     os.kill(stopped, signal.SIGSTOP)
     try:
@@ -158,17 +159,18 @@ def test_a_stopped_engine_is_left_alone_until_it_goes_on(pair: Pair) -> None:
         print(f"stopped: {len(answers)} answers of the other engine in {time.monotonic() - began:.1f} s")
         assert pair.is_ready()
     finally:
-        os.kill(stopped, signal.SIGCONT)
+        with suppress(ProcessLookupError):  # if it was stopped for so long that the supervisor has replaced it
+            os.kill(stopped, signal.SIGCONT)
     finish(streams)
     lost = [stream for stream in streams if stream.error]
     assert 0 < len(lost) < len(streams) and all("The request was lost" in stream.error for stream in lost)
     pair.wait_until_whole()
-    # It was stopped for less than the supervisor waits; on a machine that took longer it may have been replaced.
     if pair.log.read_text().count("blink: starting") == starts:
         assert pair.engine(0) == stopped
     assert [pair.complete(prompt, max_tokens=4) for prompt in prompts]
 
 
+@pytest.mark.long
 def test_a_server_with_two_engines_ends_in_order(tmp_path: Path) -> None:
     with served(tmp_path, *_FLAGS, kind=Pair) as pair:
         pair.wait_until_whole()
