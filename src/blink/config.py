@@ -222,6 +222,9 @@ class FrontendConfig:
     )
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the engine's shared memory region")
+    data_parallel_size: int = option(
+        1, "engines with the whole model at one port, each on a GPU of its own; their regions: NAME.dp0, NAME.dp1"
+    )
     host: str = option("127.0.0.1", "address to listen on (0.0.0.0 for all)")
     port: int = option(8000, "port to listen on")
     uds: str = option("", "listen on this Unix socket instead of host and port")
@@ -316,6 +319,7 @@ class FrontendConfig:
 
     def __post_init__(self) -> None:
         require(self, "port", 0, 65535)
+        require(self, "data_parallel_size", 1, 64)
         require(self, "frontend_sched_priority", 1, 99)
         parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
         for name in ("max_num_queued_reqs", "max_connections", "response_store_size", "response_store_bytes"):

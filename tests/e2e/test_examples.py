@@ -108,6 +108,15 @@ def test_offline_batch() -> None:
     assert "Paris" in answers[0]["text"]
 
 
+def test_data_parallel(tiny_server: Frontend) -> None:
+    printed = run_example("data_parallel.py", url=tiny_server.url)
+    turns = re.findall(
+        r"^conversation \d: cached prompt tokens by turn \[(\d+), (\d+), (\d+)\]$", printed, re.MULTILINE
+    )
+    assert len(turns) == 8 and all(0 < int(second) <= int(third) for _, second, third in turns)
+    assert re.search(r"^engine 0: \d+ tokens$", printed, re.MULTILINE)
+
+
 def test_ray_cluster() -> None:
     need("ray", "needs the extra ray")
     printed = run_example("ray_cluster.py", str(free_port()))

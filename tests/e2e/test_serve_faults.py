@@ -4,113 +4,24 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
-import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from blink.models.weights.files import default_model_path
 from blink.region.files import region_path
 from ports import free_port
-from processes import children_of, wait_for
-from tiny_model import write_tiny_model
+from processes import wait_for
+from served import PATIENCE, Served, serve_command, served
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
-
-_PATIENCE = 300.0  # seconds; reached only by failures
-# Seconds that the service may be away, beyond those that its boot took on the same machine: with the tiny model and no
-# other load, five in all.
-_AWAY_SECONDS = 3.5
-
-
-class Served:
-    """A `blink serve` of a tiny model, its log, and what can be asked of it."""
-
-    def __init__(self, folder: Path, *flags: str) -> None:
-        self.folder, self.port = folder, free_port()
-        self.region = f"faults-{os.getpid()}-{secrets.token_hex(3)}"
-        self.log = folder / f"log-{self.region}"
-        command = [*serve_command(folder), f"--port={self.port}", f"--region={self.region}", *flags]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stderr=log)
-
-    def is_ready(self) -> bool:
-        assert self.process.poll() is None, self.log.read_text()
-        try:
-            return httpx.get(f"http://127.0.0.1:{self.port}/health", timeout=2, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def answer(self) -> str:
-        body = {"prompt": "Once", "temperature": 0, "max_tokens": 8}
-        url = f"http://127.0.0.1:{self.port}/v1/completions"
-        return httpx.post(url, json=body, timeout=_PATIENCE, trust_env=False).raise_for_status().json()["choices"]
-
-    def says(self, text: str) -> bool:
-        return text in self.log.read_text()
-
-    def was_back(self) -> int:
-        """How often the supervisor has found it ready after a loss."""
-        return self.log.read_text().count("blink: ready again")
-
-    def wait_until_back(self, before: int) -> None:
-        wait_for(lambda: self.process.poll() is not None or self.was_back() > before, _PATIENCE)
-        assert self.is_ready()
-
-    @property
-    def boot_seconds(self) -> float:
-        """What the first start took, by the supervisor's own watch."""
-        return float(re.findall(r"blink: ready after ([0-9.]+) s", self.log.read_text())[0])
-
-    @property
-    def most_away(self) -> float:
-        """Seconds that the service may be away; a machine may do more now than when the server started."""
-        return 3 * self.boot_seconds + _AWAY_SECONDS
-
-    @contextmanager
-    def recovering(self, what: str) -> Iterator[None]:
-        """Do what takes the service away; then wait until it is back, in time."""
-        back, started = self.was_back(), time.monotonic()
-        yield
-        self.wait_until_back(back)
-        away = time.monotonic() - started
-        print(f"{what}: back after {away:.1f} s (boot {self.boot_seconds:.1f} s)")
-        assert away <= self.most_away
-
-    def child(self, command: str) -> int:
-        [found] = children_of(self.process.pid, command)
-        return found
-
-    def has_child(self, command: str) -> bool:
-        return len(children_of(self.process.pid, command)) == 1
-
-
-def serve_command(folder: Path) -> list[str]:
-    model = [str(write_tiny_model(folder)), "--load-format=dummy", f"--tokenizer={default_model_path()}"]
-    sizes = ["--max-model-len=200", "--num-gpu-blocks-override=64", "--max-num-seqs=8", "--cpu-threads=1"]
-    return [sys.executable, "-m", "blink", "serve", *model, *sizes, "--device=cpu"]
-
-
-@contextmanager
-def served(folder: Path, *flags: str) -> Iterator[Served]:
-    server = Served(folder, *flags)
-    try:
-        wait_for(server.is_ready, _PATIENCE)
-        yield server
-    finally:
-        server.process.terminate()
-        server.process.wait(_PATIENCE)
-        left = [path.name for path in Path("/dev/shm").glob(f"blink-{server.region}*")]
-    assert left == []
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def refused(command: list[str], prepare: Callable[[], None] | None = None) -> str:
     """Run a command that must refuse at once, with exit status 2 and one line; return that line."""
-    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False, preexec_fn=prepare)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, preexec_fn=prepare)
     assert run.returncode == 2, run.stderr
     assert run.stderr.startswith("blink: error: ") and run.stderr.count("\n") == 1
     return run.stderr
@@ -142,8 +53,8 @@ def test_a_deleted_region_is_there_again_with_the_same_engine(server: Served) ->
     before, engine = server.answer(), server.child("engine")
     started = time.monotonic()
     region_path(server.region).unlink()
-    wait_for(lambda: server.says("was deleted, and is there again"), _PATIENCE)
-    wait_for(server.is_ready, _PATIENCE)
+    wait_for(lambda: server.says("was deleted, and is there again"), PATIENCE)
+    wait_for(server.is_ready, PATIENCE)
     assert server.answer() == before and server.child("engine") == engine
     away = time.monotonic() - started
     print(f"deleted region: back after {away:.1f} s")
@@ -170,7 +81,7 @@ def test_metrics_whose_files_were_deleted_are_still_answered(server: Served) -> 
     server.answer()
     for path in Path(f"/dev/shm/blink.metrics-{os.geteuid()}").glob(f"{server.region}.*"):
         path.unlink()
-    page = httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=_PATIENCE, trust_env=False)
+    page = httpx.get(f"http://127.0.0.1:{server.port}/metrics", timeout=PATIENCE, trust_env=False)
     assert page.status_code == 200
     assert 'vllm:request_success_total{engine="0",finished_reason="length"' in page.text
 
@@ -199,7 +110,7 @@ def test_a_truncated_region_and_truncated_metrics_bring_new_processes(server: Se
         os.truncate(path, 0)
     with suppress(httpx.HTTPError):  # the frontend dies of it unless it was quicker to write them anew
         server.answer()
-    wait_for(server.is_ready, _PATIENCE)
+    wait_for(server.is_ready, PATIENCE)
     assert server.answer() == before
 
 
@@ -207,7 +118,7 @@ def test_a_truncated_region_and_truncated_metrics_bring_new_processes(server: Se
 def test_a_hung_engine_is_replaced(server: Served) -> None:
     before, engine = server.answer(), server.child("engine")
     os.kill(engine, signal.SIGSTOP)
-    wait_for(lambda: server.says("the engine has shown no heartbeat for"), _PATIENCE)
+    wait_for(lambda: server.says("the engine has shown no heartbeat for"), PATIENCE)
     server.wait_until_back(server.was_back())
     assert server.answer() == before and server.child("engine") != engine
 
@@ -216,7 +127,7 @@ def test_a_hung_engine_is_replaced(server: Served) -> None:
 def test_an_engine_that_dies_while_it_boots_ends_the_server_at_once(tmp_path: Path) -> None:
     command = [*serve_command(tmp_path), f"--port={free_port()}", f"--region=faults-boot-{os.getpid()}"]
     command += ["--num-gpu-blocks-override=0", "--kv-cache-memory-bytes=100000G"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 2
     [line] = [line for line in run.stderr.splitlines() if line.startswith("blink: error: ")]
     assert "--kv-cache-memory-bytes" in line and "Traceback" not in run.stderr
@@ -225,9 +136,9 @@ def test_an_engine_that_dies_while_it_boots_ends_the_server_at_once(tmp_path: Pa
 
 def test_an_engine_that_is_killed_while_it_boots_is_not_started_again(tmp_path: Path) -> None:
     server = Served(tmp_path)
-    wait_for(lambda: server.has_child("engine"), _PATIENCE)
+    wait_for(lambda: server.has_child("engine"), PATIENCE)
     os.kill(server.child("engine"), signal.SIGKILL)
-    assert server.process.wait(_PATIENCE) == 1
+    assert server.process.wait(PATIENCE) == 1
     assert server.says("the engine was killed by SIGKILL while it booted") and not server.says("again")
 
 
@@ -235,19 +146,19 @@ def test_an_engine_that_is_killed_while_it_boots_is_not_started_again(tmp_path: 
 def test_what_killed_servers_leave_in_shm_does_not_grow(tmp_path: Path) -> None:
     """Whoever starts later deletes it; a minute must have passed, which the start is made to believe."""
     server = Served(tmp_path)
-    wait_for(server.is_ready, _PATIENCE)
+    wait_for(server.is_ready, PATIENCE)
     metrics = Path(f"/dev/shm/blink.metrics-{os.geteuid()}")
     processes = [server.process.pid, server.child("engine"), server.child("frontend")]
     for process in processes:
         os.kill(process, signal.SIGKILL)
-    server.process.wait(_PATIENCE)
-    wait_for(lambda: not any(_is_running(process) for process in processes), _PATIENCE)
+    server.process.wait(PATIENCE)
+    wait_for(lambda: not any(_is_running(process) for process in processes), PATIENCE)
     kinds = {path.name.partition("~")[2].split("-")[0] for path in Path("/dev/shm").glob(f"blink-{server.region}*")}
     assert kinds == {"", "lock", "spare"} and [*metrics.glob(f"{server.region}.*")], "the test has nothing to see"
     clean = "import time; t = time.time; time.time = lambda: t() + 61;"
     clean += "from blink.region.files import remove_stale_regions; remove_stale_regions();"
     clean += "from blink.api.observe.metric_store import MetricStore; MetricStore('other', 3).close()"
-    subprocess.run([sys.executable, "-c", clean], check=True, timeout=_PATIENCE)
+    subprocess.run([sys.executable, "-c", clean], check=True, timeout=PATIENCE)
     assert not [*Path("/dev/shm").glob(f"blink-{server.region}*")] and not [*metrics.glob(f"{server.region}.*")]
 
 
@@ -272,7 +183,7 @@ def test_a_full_shm_is_said_in_one_line(tmp_path: Path) -> None:
     if subprocess.run([*small, mount], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces, to mount a small /dev/shm")
     command = [*small, f'{mount} && exec "$@"', "sh", *serve_command(tmp_path), f"--port={free_port()}"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert run.returncode == 2, run.stderr
     [line] = [line for line in run.stderr.splitlines() if line.startswith("blink: error: ")]
     assert "/dev/shm has no room" in line and "Traceback" not in run.stderr

@@ -25,6 +25,7 @@ from blink.api.serving.response_store import StoreLimits
 from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo
+from blink.link.group import EngineGroup
 from blink.region.layout import COMPLETION, CqeKind, FinishReason
 from blink.text.assets import ModelAssets
 from make_tokenizer import VOCAB_SIZE
@@ -129,8 +130,8 @@ class FakeServer:
         self.engine = engine or FakeEngine()
         client = cast(EngineClient, self.engine)
         self._store = MetricStore(config.region, NUM_VALUES, folder)
-        metrics = Metrics(self._store, client.stats)
-        poller = Poller(client, metrics, 0, config.max_client_share)
+        metrics = Metrics(self._store, [client.stats])
+        poller = Poller(EngineGroup([client]), metrics, 0, config.max_client_share)
         limits = StoreLimits(
             str(folder / "responses.sqlite"), config.response_store_size, config.response_store_bytes, 0.5
         )

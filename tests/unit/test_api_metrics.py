@@ -154,7 +154,7 @@ def test_memory_that_is_missing_is_an_error_at_the_start(tmp_path: Path, monkeyp
 @pytest.fixture
 def metrics(tmp_path: Path) -> Metrics:
     stats = {"num_running": 3, "num_waiting": 2, "num_blocks": 8, "num_blocks_used": 2, "generation_tokens": 99}
-    metrics = Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats)
+    metrics = Metrics(MetricStore("test", NUM_VALUES, tmp_path), [lambda: stats])
     metrics.model_name = "m"
     return metrics
 
@@ -171,7 +171,7 @@ def samples(text: bytes) -> dict[tuple[str, str], float]:
 def test_histograms_equal_the_librarys_own(metrics: Metrics) -> None:
     values = [0.0, 0.001, 0.0011, 0.3, 5.0, 9e9]
     for value in values:
-        metrics.observe(names.TTFT, value)
+        metrics.of(0).observe(names.TTFT, value)
     ours = {key: value for key, value in samples(metrics.render()).items() if names.TTFT in key[0]}
     registry = CollectorRegistry()
     bounds = [float(le) for name, le in ours if name.endswith("_bucket")]
@@ -184,8 +184,8 @@ def test_histograms_equal_the_librarys_own(metrics: Metrics) -> None:
 
 def test_the_text_is_what_the_library_writes(metrics: Metrics) -> None:
     metrics.model_name = 'a "strange"\\name\n'
-    metrics.observe(names.TTFT, 0.25)
-    metrics.keep(3, 1)
+    metrics.of(0).observe(names.TTFT, 0.25)
+    metrics.keep([(3, 1)])
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics)
     assert metrics.render() == generate_latest(registry)
@@ -193,7 +193,7 @@ def test_the_text_is_what_the_library_writes(metrics: Metrics) -> None:
 
 def test_the_text_follows_its_values_and_whoever_comes_and_goes(tmp_path: Path) -> None:
     stats: dict[str, int] = {}
-    metrics = Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats)
+    metrics = Metrics(MetricStore("test", NUM_VALUES, tmp_path), [lambda: stats])
     registry = CollectorRegistry(auto_describe=False)
     registry.register(metrics)
     sibling = MetricStore("test", NUM_VALUES, tmp_path)
@@ -205,12 +205,12 @@ def test_the_text_follows_its_values_and_whoever_comes_and_goes(tmp_path: Path) 
         lambda: None,
         lambda: start_engine(8),
         lambda: setattr(metrics, "model_name", "100 %s of a model"),
-        lambda: metrics.observe(names.ITL, 0.003),
-        lambda: metrics.observe(names.ITL, 1e7),
-        lambda: metrics.count_finished("stop"),
+        lambda: metrics.of(0).observe(names.ITL, 0.003),
+        lambda: metrics.of(0).observe(names.ITL, 1e7),
+        lambda: metrics.of(0).count_finished("stop"),
         lambda: metrics.count_rejection("queue_full"),
         lambda: sibling.values.__setitem__(0, 4.0),
-        lambda: metrics.keep(5, 2),
+        lambda: metrics.keep([(5, 2)]),
         lambda: sibling._path.unlink(),
         lambda: start_engine(16),
         stats.clear,
@@ -224,7 +224,7 @@ def test_the_text_follows_its_values_and_whoever_comes_and_goes(tmp_path: Path) 
 
 
 def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
-    metrics.count_finished("length")
+    metrics.of(0).count_finished("length")
     text = metrics.render().decode()
     for line in (
         'vllm:num_requests_running{engine="0",model_name="m"} 3.0',
@@ -239,7 +239,7 @@ def test_names_and_labels_are_vllms(metrics: Metrics) -> None:
 
 def test_every_statistic_of_the_engine_has_a_metric_but_those_that_workers_count(tmp_path: Path) -> None:
     stats = {name: 1000 + place for place, name in enumerate(STATISTICS.names or ())}
-    page = samples(Metrics(MetricStore("test", NUM_VALUES, tmp_path), lambda: stats).render())
+    page = samples(Metrics(MetricStore("test", NUM_VALUES, tmp_path), [lambda: stats]).render())
     assert page["blink:finished_error_total", ""] == stats["finished_error"]
     shown = {*page.values(), *(round(value * 1e9) for value in page.values())}  # seconds too
     missing = {name for name, value in stats.items() if value not in shown}

@@ -24,6 +24,7 @@ from blink.api.service import ApiService
 from blink.api.serving.poller import Poller
 from blink.config import FrontendConfig, ModelConfig
 from blink.link.client import EngineClient
+from blink.link.group import EngineGroup
 from blink.link.shm import ShmConnector
 from blink.text.assets import load_assets
 from small_tokenizer import MODEL, write_hollow_gguf
@@ -45,7 +46,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     client = EngineClient(ShmConnector(CONFIG.region), 1.0)
     client.tick()
     store = MetricStore(CONFIG.region, NUM_VALUES, tmp_path_factory.mktemp("metrics"))
-    service = ApiService(CONFIG, load_assets(CONFIG), Poller(client, Metrics(store, client.stats), 0))
+    service = ApiService(CONFIG, load_assets(CONFIG), Poller(EngineGroup([client]), Metrics(store, [client.stats]), 0))
     yield add_middleware(create_app(service), CONFIG)
     client.close()
     store.close()

@@ -47,6 +47,10 @@ class FakePoller:
         del reason
         self.open.remove(sequence)
 
+    def of(self, engine: int) -> FakePoller:
+        assert engine == 0
+        return self
+
     def observe(self, name: str, value: float) -> None:
         self.observed[name] = value
 

@@ -49,7 +49,7 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_every_ten_seconds_it_says_what_happened_since(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    line = StatsLine(MetricStore("stats", 3, tmp_path), engine := Engine())
+    line = StatsLine(MetricStore("stats", 3, tmp_path), [engine := Engine()])
     for now in (100.0, 100.25, 109.9):
         look(line, engine, ZERO, now)
     assert lines_of(caplog) == []
@@ -68,7 +68,7 @@ def test_an_idle_server_an_engine_that_is_away_and_a_new_one_are_silent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    line = StatsLine(MetricStore("stats", 3, tmp_path), engine := Engine())
+    line = StatsLine(MetricStore("stats", 3, tmp_path), [engine := Engine()])
     idle = BUSY | {"num_running": 0, "num_waiting": 0}
     for now, stats in ((0.0, idle), (10.0, idle), (20.0, {}), (30.0, idle), (40.0, ZERO | {"num_running": 1})):
         look(line, engine, stats, now)
@@ -88,7 +88,7 @@ sys.stdin.read()
 
 def test_one_worker_of_a_server_speaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    line = StatsLine(MetricStore("stats", 3, tmp_path), engine := Engine())
+    line = StatsLine(MetricStore("stats", 3, tmp_path), [engine := Engine()])
     command = [sys.executable, "-c", _SIBLING, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as sibling:
         assert sibling.stdout is not None and sibling.stdout.readline() == "ready\n" and os.getpid() > 1

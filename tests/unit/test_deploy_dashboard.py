@@ -19,7 +19,7 @@ from dashboard import DEPLOY, RULES, dashboard_queries
 def labels_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The labels of each sample that /metrics has."""
     store = MetricStore("dashboard", NUM_VALUES, tmp_path_factory.mktemp("metrics"))
-    metrics = Metrics(store, lambda: dict.fromkeys((*(STATISTICS.names or ()), "energy_mj", "token_energy_uj"), 1))
+    metrics = Metrics(store, [lambda: dict.fromkeys((*(STATISTICS.names or ()), "energy_mj", "token_energy_uj"), 1)])
     metrics.model_name = "m"
     families = text_string_to_metric_families(metrics.render().decode())
     found = {sample.name: {*sample.labels} for family in families for sample in family.samples}

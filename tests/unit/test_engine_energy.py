@@ -53,7 +53,7 @@ def scrape(region: Region, folder: Path) -> dict[str, float]:
     """Return the metrics of energy that a frontend shows, which reads the region's file."""
     report = RegionReport(region.path.name.removeprefix("blink-"))
     store = MetricStore("energy", NUM_VALUES, folder)
-    text = Metrics(store, report.stats).render().decode()
+    text = Metrics(store, [report.stats]).render().decode()
     store.close()
     report.close()
     return {name: float(value) for name, value in re.findall(r"^blink:(\w*joules\w*)\{.*\} (\S+)$", text, re.MULTILINE)}

@@ -23,7 +23,7 @@ class OneWorker:
 
 
 def collect() -> list[Metric]:
-    return [*MetricView(OneWorker(), lambda: {"num_blocks": 1, "energy_mj": 1, "token_energy_uj": 1}).collect()]
+    return [*MetricView(OneWorker(), [lambda: {"num_blocks": 1, "energy_mj": 1, "token_energy_uj": 1}]).collect()]
 
 
 def test_the_page_names_every_metric_and_no_other() -> None:

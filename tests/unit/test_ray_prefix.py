@@ -9,7 +9,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from blink.ray.metrics import merge_metrics
-from blink.ray.prefix import PrefixTable, read_body
+from blink.ray.prefix import read_body
+from blink.request.prefix_table import PrefixTable
 
 
 def points(**fields: object) -> tuple[bytes, ...]:
@@ -49,17 +50,17 @@ def test_what_is_no_request_has_no_points() -> None:
 
 
 def test_the_longest_prefix_decides_among_the_replicas_that_are_there() -> None:
-    table = PrefixTable(capacity=4)
+    table = PrefixTable[str](capacity=4)
     a, b, c, d, e = (bytes([number]) for number in range(5))
     table.add([a, b], "one")
     table.add([a], "two")
-    assert table.longest((a, b, c), {"one", "two"}) == {"one"}
-    assert table.longest((a, b, c), {"two"}) == {"two"}
-    assert table.longest((a,), {"one", "two"}) == {"one", "two"}
-    assert table.longest((c,), {"one", "two"}) == set() == table.longest((), {"one"})
+    assert table.longest((a, b, c), {"one", "two"}) == ({"one"}, 2)
+    assert table.longest((a, b, c), {"two"}) == ({"two"}, 1)
+    assert table.longest((a,), {"one", "two"}) == ({"one", "two"}, 1)
+    assert table.longest((c,), {"one", "two"}) == (set(), 0) == table.longest((), {"one"})
     assert (table.size("one"), table.size("two")) == (2, 1)
     table.add([c, d, e], "two")  # b, the least recently used, is forgotten
-    assert table.longest((b,), {"one", "two"}) == set()
+    assert table.longest((b,), {"one", "two"}) == (set(), 0)
     assert (table.size("one"), table.size("two")) == (1, 4)
 
 

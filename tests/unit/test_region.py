@@ -20,6 +20,7 @@ from blink.errors import ConfigError, EngineUnavailableError, LayoutMismatchErro
 from blink.region.files import check_unserved, region_path, remove_stale_regions
 from blink.region.layout import CONSTANTS, CQE, DIGEST, SQE
 from blink.region.memory import (
+    HASH_KEY_VARIABLE,
     QueuePairAddresses,
     Region,
     claim_queue_pair,
@@ -61,6 +62,25 @@ def test_a_region_is_invisible_until_it_is_published(name: str) -> None:
     assert opened.header["epoch"] != 0 and opened.inode == region.inode
     opened.close()
     region.close()
+
+
+def test_engines_that_are_given_one_secret_hash_alike_and_others_do_not(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key() -> bytes:
+        region = create_region(name, small_geometry(), "m")
+        found = region.header["hash_key"].tobytes()
+        region.remove()
+        region.close()
+        return found
+
+    assert key() != key() and len(key()) == 16
+    monkeypatch.setenv(HASH_KEY_VARIABLE, "00ff" * 8)
+    assert key() == key() == bytes.fromhex("00ff" * 8)
+    for wrong in ("", "00ff", "g" * 32):
+        monkeypatch.setenv(HASH_KEY_VARIABLE, wrong)
+        with pytest.raises(ConfigError, match="32 hexadecimal digits"):
+            key()
 
 
 def test_an_opened_region_tells_what_the_engine_wrote(region: Region, name: str) -> None:

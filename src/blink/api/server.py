@@ -9,7 +9,7 @@ import logging
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
 from blink.api.observe.http_metrics import RequestCounter
 from blink.api.observe.metric_store import MetricStore
-from blink.api.observe.metrics import NUM_VALUES, Metrics
+from blink.api.observe.metrics import EngineMetrics, Metrics, num_values
 from blink.api.observe.sequence_metrics import SequenceMetrics
 from blink.api.observe.stats_line import StatsLine
 from blink.api.routes import create_app
@@ -40,9 +40,10 @@ from blink.host.extras import how_to_install
 from blink.host.heartbeat import start_beating
 from blink.host.isolation import isolate, parse_cpus
 from blink.host.logs import set_up_logging
-from blink.link.base import Connector
-from blink.link.client import EngineClient
+from blink.link.client import ATTACH_WAIT, EngineClient
+from blink.link.group import EngineGroup
 from blink.link.shm import ShmConnector
+from blink.region.files import engine_regions
 from blink.text.assets import load_assets
 
 if TYPE_CHECKING:
@@ -71,18 +72,18 @@ def run_worker(config: FrontendConfig) -> int:
     cpus = parse_cpus(config.frontend_cpus)
     isolate(cpus, config.frontend_sched, config.frontend_sched_priority, config.frontend_mlock)
     assets = load_assets(config)
-    client = EngineClient(_connector_of(config), config.engine_timeout, lease_grace=_LEASE_GRACE)
-    store = MetricStore(config.region, NUM_VALUES)
-    metrics = Metrics(store, client.stats)
+    group = EngineGroup(_clients_of(config))
+    store = MetricStore(config.region, num_values(len(group.clients)))
+    metrics = Metrics(store, [client.stats for client in group.clients])
     metrics.model_name = next(iter(config.model.served_model_name), "")
     tracer = _connect_tracer(config.otlp_traces_endpoint) if config.otlp_traces_endpoint else None
-    stats_line = None if config.disable_log_stats else StatsLine(store, client.stats)
+    stats_line = None if config.disable_log_stats else StatsLine(store, [client.stats for client in group.clients])
     poller = Poller(
-        client,
+        group,
         metrics,
         config.max_num_queued_reqs,
         config.max_client_share,
-        observer=_observer(metrics, tracer),
+        observer_of=_observers(tracer),
         stats_line=stats_line,
     )
     lease, limits = _open_store(config)
@@ -107,12 +108,12 @@ def _open_store(config: FrontendConfig) -> tuple[StoreLease | None, StoreLimits 
     return lease, limits
 
 
-def _observer(metrics: Metrics, tracer: RequestTracer | None) -> SequenceMetrics:
+def _observers(tracer: RequestTracer | None) -> Callable[[EngineMetrics], SequenceMetrics]:
     if tracer is None:
-        return SequenceMetrics(metrics)
+        return SequenceMetrics
     from blink.api.observe.tracing import TracedSequences
 
-    return TracedSequences(metrics, tracer)
+    return partial(TracedSequences, tracer=tracer)
 
 
 def _connect_tracer(endpoint: str) -> RequestTracer:
@@ -125,13 +126,22 @@ def _connect_tracer(endpoint: str) -> RequestTracer:
     return connect_tracer(endpoint)
 
 
-def _connector_of(config: FrontendConfig) -> Connector:
-    """Return the way to the engine: a region of this host, or another machine."""
-    if not config.rdma_engine:
-        return ShmConnector(config.region)
-    from blink.link.rdma.connector import RdmaConnector  # only a frontend that uses RDMA needs its library
+def _clients_of(config: FrontendConfig) -> list[EngineClient]:
+    """Return the ways to the engines: regions of this host, or one on another machine."""
+    if config.rdma_engine:
+        if config.data_parallel_size > 1:
+            raise ConfigError("--rdma leads to one engine: it does not go with --data-parallel-size")
+        from blink.link.rdma.connector import RdmaConnector  # only a frontend that uses RDMA needs its library
 
-    return RdmaConnector(config.rdma_engine, config.rdma)
+        connector = RdmaConnector(config.rdma_engine, config.rdma)
+        return [EngineClient(connector, config.engine_timeout, lease_grace=_LEASE_GRACE)]
+    regions = engine_regions(config.region, config.data_parallel_size)
+    # While one engine starts, the tokens of others do not wait for it.
+    wait = 0.0 if len(regions) > 1 else ATTACH_WAIT
+    return [
+        EngineClient(ShmConnector(region), config.engine_timeout, lease_grace=_LEASE_GRACE, attach_wait=wait)
+        for region in regions
+    ]
 
 
 def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:

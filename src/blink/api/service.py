@@ -98,10 +98,7 @@ class ApiService:
         """
         if self.is_draining:
             raise EngineUnavailableError("The server is shutting down.")
-        client = self.poller.client
-        if not client.ready or client.info is None:
-            raise EngineUnavailableError(f"Not available: {client.unavailable_reason}.")
-        return client.info
+        return self.poller.group.require_info()
 
     @property
     def model_name(self) -> str:
@@ -115,14 +112,13 @@ class ApiService:
 
     @property
     def engine_stats(self) -> Mapping[str, int]:
-        """Return the engine's statistics; nothing while there is no engine."""
-        return self.poller.client.stats()
+        """Return the statistics of all engines together; nothing while there is no engine."""
+        return self.poller.group.stats()
 
     @property
     def bounds(self) -> Bounds:
         """Return what bodies are measured by now."""
-        client = self.poller.client
-        engine = client.info if client.ready and not self.is_draining else None
+        engine = self.poller.group.info if not self.is_draining else None
         names = self.config.model.served_model_name or ((engine.model,) if engine is not None else ())
         return Bounds(
             self.config.max_tokenize_chars,

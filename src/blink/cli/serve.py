@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor of `blink serve`: it starts one engine and its frontends, keeps them alive and stops them in order.
+"""The supervisor of `blink serve`: it starts engines and frontends, keeps them alive and stops them in order.
 
 It touches no request. After the start it sleeps, and looks at the children's signs of life twice a second.
 """
@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Final
 
 from blink.cli.flags import build_config, to_flags
-from blink.cli.health import EngineHealth
+from blink.cli.replicas import EngineChild, start_engines
 from blink.cli.supervision import CONFIG_EXIT_STATUS, Child, describe_exit
 from blink.config import FrontendConfig, ServeConfig
 from blink.errors import ConfigError
@@ -29,14 +31,13 @@ from blink.host.logs import set_up_logging
 from blink.host.process import raise_descriptor_limit
 from blink.hub.localize import localize
 from blink.models.weights.files import resolve_model
-from blink.region.files import Reservation, check_unserved, region_path, remove_unserved
+from blink.region.files import Reservation, check_unserved, engine_regions, region_path, remove_unserved
 
 logger = logging.getLogger("blink.serve")
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _PROBE_INTERVAL: Final = 0.2  # seconds between looks at /health while not ready
 _LOOK_INTERVAL: Final = 0.5  # seconds between looks at the children's signs of life
-_HEARTBEAT_TIMEOUT: Final = 10.0  # seconds without a heartbeat after which an engine is ended
 _STOP_GRACE: Final = 10.0  # seconds beyond its own limits that a child gets to stop
 
 
@@ -54,7 +55,7 @@ class Sample:
 
 
 def run(namespace: Namespace) -> int:
-    """Run an engine and its frontends, as the flags say; return the exit status."""
+    """Run engines and their frontends, as the flags say; return the exit status."""
     raise_descriptor_limit()
     if "region" not in namespace:  # several servers of one host must not meet in one region
         namespace.region = f"serve-{os.getpid()}-{secrets.token_hex(3)}"
@@ -66,7 +67,7 @@ def run(namespace: Namespace) -> int:
 
 
 def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
-    """Run an engine and its frontends until a signal arrives; return the exit status.
+    """Run engines and their frontends until a signal arrives; return the exit status.
 
     Raises:
         ConfigError: address or region are not free, the model is not there, or the options do not fit together.
@@ -75,16 +76,17 @@ def run_serve(config: ServeConfig, sample: Sample | None = None) -> int:
     config = resolve_serve(config)
     if sample is not None and config.frontend.uds:
         raise ConfigError("--sample-prompt asks over TCP: it does not go with --uds")
-    reserved = Reservation(config.engine.region)
-    try:
+    regions = engine_regions(config.engine.region, config.frontend.data_parallel_size)
+    with ExitStack() as reserved:
+        for region in regions:
+            reserved.callback(Reservation(region).close)
+        for region in regions:
+            check_unserved(region)
+            remove_unserved(region_path(region))
         return _serve(config, sample)
-    finally:
-        reserved.close()
 
 
 def _serve(config: ServeConfig, sample: Sample | None) -> int:
-    check_unserved(config.engine.region)
-    remove_unserved(region_path(config.engine.region))
     # Fetched or refused once, before there are two processes to do so.
     model = localize(config.engine.model)
     resolve_model(model.model)
@@ -113,6 +115,8 @@ def resolve_serve(config: ServeConfig) -> ServeConfig:
         raise ConfigError("--uds serves one frontend: several cannot share a Unix socket")
     if config.engine.region != config.frontend.region:
         raise ConfigError("engine and frontends must use the same region")
+    if config.frontend.data_parallel_size > 1 and config.engine.rdma_listen:
+        raise ConfigError("--rdma-listen lets others in to one engine: it does not go with --data-parallel-size")
     parse_cpus(config.frontend.frontend_cpus)
     return replace(config, engine=replace(config.engine, num_queue_pairs=max(workers, config.engine.num_queue_pairs)))
 
@@ -128,13 +132,11 @@ class _Supervisor:
         self._config = config
         self._address = address
         self._sample = sample
-        self._region = region_path(config.engine.region)
-        self._engine = _child("the engine", "engine", *to_flags(config.engine))
+        self._engines = start_engines(config)
         self._frontends = [
             _child(f"frontend {index}", "frontend", *to_flags(worker_config(config, index)))
             for index in range(config.frontend_workers)
         ]
-        self._health = EngineHealth(config.engine.region, _HEARTBEAT_TIMEOUT)
         self._asking: Child | None = None
         self._started = time.monotonic()
         self._ready = False
@@ -144,7 +146,9 @@ class _Supervisor:
     def run(self) -> int:
         """Start all, watch until told to stop, stop all; return the exit status."""
         where = self._config.frontend.uds or self._address.url
-        _say(f"starting the engine and {_count(len(self._frontends), 'frontend')} on {where}")
+        count = len(self._engines)
+        engines = "the engine" if count == 1 else f"{count} engines"
+        _say(f"starting {engines} and {_count(len(self._frontends), 'frontend')} on {where}")
         for child in self._kept():
             child.start()
         while self._status is None:
@@ -156,7 +160,7 @@ class _Supervisor:
         return self._stop(self._status)
 
     def _kept(self) -> list[Child]:
-        return [self._engine, *self._frontends]
+        return [*self._engines, *self._frontends]
 
     def _await_event(self) -> None:
         """Sleep until a signal arrives, a restart is due or the next look; note a wish to stop."""
@@ -185,16 +189,19 @@ class _Supervisor:
             return
         now = time.monotonic()
         child.policy.record_death(now, now - child.started_at)
-        if child is self._engine:
-            if not (self._was_ready or self._health.was_seen or self._region.exists()):
+        is_needed = False
+        if isinstance(child, EngineChild):
+            if not (self._was_ready or child.has_booted):
                 _say(f"{child.name} {describe_exit(status)} while it booted: change what its message says; giving up")
                 self._status = 1
                 return
             # Without its region, frontends notice in a quarter of a second instead of after the engine timeout.
-            remove_unserved(self._region)
+            remove_unserved(child.region)
+            is_needed = not any(each.serves for each in self._engines)
         _say(f"{child.name} {describe_exit(status)}")
-        # Once it has worked, losing a frontend again and again costs its connections only: keep on.
-        if child.policy.is_exhausted and not (self._was_ready and child is not self._engine):
+        # Once it has worked, losing a frontend again and again costs its connections only, and losing one of several
+        # engines its requests: keep on.
+        if child.policy.is_exhausted and (is_needed or not self._was_ready):
             _say(f"{child.name} died {child.policy.max_deaths} times in a short time: giving up")
             self._status = 1
             return
@@ -204,15 +211,14 @@ class _Supervisor:
     def _restart_due(self) -> None:
         for child in self._kept():
             if child.restart_at is not None and child.restart_at <= time.monotonic():
-                if child is self._engine:
-                    self._health.reset()
                 child.start()
 
     def _end_the_hung(self) -> None:
         """Kill a child that lives and yet does nothing; it is buried and started again as any other."""
         now = time.monotonic()
-        if self._engine.is_running and (fault := self._health.fault(now, self._engine.hindrance())):
-            self._condemn(self._engine, fault)
+        for engine in self._engines:
+            if fault := engine.fault(now):
+                self._condemn(engine, fault)
         for child in self._frontends:
             if (silent := child.heartbeat_age(now)) > self._config.frontend_timeout:
                 self._condemn(child, f"has given no sign of life for {silent:.0f} s")
@@ -227,7 +233,7 @@ class _Supervisor:
     def _check_ready(self) -> None:
         if self._ready or self._status is not None or not all(child.is_running for child in self._kept()):
             return
-        if not self._region.exists() or not self._address.probe():
+        if not all(engine.region.exists() for engine in self._engines) or not self._address.probe():
             return
         self._ready = True
         if self._was_ready:
@@ -242,18 +248,19 @@ class _Supervisor:
             self._asking.start()
 
     def _stop(self, status: int) -> int:
-        """Stop the frontends, then the engine that they need to finish; return the exit status."""
+        """Stop the frontends, then the engines that they need to finish; return the exit status."""
         if self._asking is not None:
             self._asking.send(signal.SIGTERM)
         drain = self._config.frontend.shutdown_timeout
         orderly = _stop_children([*self._frontends, *([self._asking] if self._asking else [])], drain + _STOP_GRACE)
-        orderly = _stop_children([self._engine], _STOP_GRACE if orderly else 0.0) and orderly
-        remove_unserved(self._region)  # left behind by a killed engine
+        orderly = _stop_children(self._engines, _STOP_GRACE if orderly else 0.0) and orderly
+        for engine in self._engines:
+            remove_unserved(engine.region)  # left behind by a killed engine
         _say("stopped")
         return status if orderly else 1
 
 
-def _stop_children(children: list[Child], seconds: float) -> bool:
+def _stop_children(children: Sequence[Child], seconds: float) -> bool:
     """Ask children to stop; kill those left after `seconds` or on a second signal. Return whether none was killed."""
     deadline = time.monotonic() + seconds
     for child in children:
@@ -270,7 +277,7 @@ def _stop_children(children: list[Child], seconds: float) -> bool:
     return not hurried
 
 
-def _kill(children: list[Child]) -> None:
+def _kill(children: Sequence[Child]) -> None:
     for child in children:
         child.send(signal.SIGKILL)
         while child.is_running and child.reap() is None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from blink.host.heartbeat import VARIABLE, HeartbeatAge, Pulse
@@ -50,13 +50,15 @@ class RestartPolicy:
 class Child:
     """A process that can be started again and again."""
 
-    def __init__(self, name: str, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Prepare a process that gets this one's environment, and `environment` besides."""
         self.name = name
         self.policy = RestartPolicy()
         self.restart_at: float | None = None  # monotonic seconds; None: running, or not to be started
         self.started_at = 0.0  # monotonic seconds
         self.is_condemned = False  # to be killed for doing nothing, until it starts again
         self._command = command
+        self.environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._pulse: Pulse | None = None
         self._heartbeat_age: HeartbeatAge | None = None
@@ -88,7 +90,7 @@ class Child:
             preexec_fn=tie_to_supervisor,
             start_new_session=True,
             pass_fds=[self._pulse.fd],
-            env={**os.environ, VARIABLE: str(self._pulse.fd)},
+            env={**os.environ, **self.environment, VARIABLE: str(self._pulse.fd)},
         )
 
     def heartbeat_age(self, now: float) -> float:

@@ -13,6 +13,18 @@ _SM_CLOCK: Final = 1  # nvmlClockType_t
 _NAME_BYTES: Final = 96
 
 
+def count_gpus() -> int:
+    """Return how many GPUs this machine has; 0 without a driver."""
+    try:
+        library: Any = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return 0
+    count = ctypes.c_uint()
+    if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
 class Gpu:
     """A GPU that counts its energy.
 

@@ -24,7 +24,7 @@ from blink.region.layout import COMPLETION, EngineState, ErrorCode
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
-_ATTACH_WAIT = 0.02  # seconds for the scheduler's answer within one tick
+ATTACH_WAIT = 0.02  # seconds
 _POLL_INTERVAL_US = 50
 
 
@@ -53,12 +53,17 @@ class EngineClient:
         engine_timeout: float,
         poll_interval_us: int = _POLL_INTERVAL_US,
         lease_grace: float = 0.0,
+        attach_wait: float = ATTACH_WAIT,
     ) -> None:
-        """Prepare to connect; the lease is also kept for `lease_grace` seconds after a tick() without another."""
+        """Prepare to connect; the lease is also kept for `lease_grace` seconds after a tick() without another.
+
+        attach_wait: seconds that a tick() may wait for the scheduler's answer.
+        """
         self._connector = connector
         self._engine_timeout = engine_timeout
         self._poll_interval_us = poll_interval_us
         self._lease_grace = lease_grace
+        self._attach_wait = attach_wait
         self._event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._link: Link | None = None
         self._pair: QueuePair | None = None
@@ -67,6 +72,7 @@ class EngineClient:
         self.ready = False
         self.unavailable_reason = "the engine is not running or still starting"
         self.info: RegionInfo | None = None
+        self.silent_seconds = 0.0  # since the engine's last sign of life
 
     def fileno(self) -> int:
         """Return an eventfd that is readable when completions may be waiting."""
@@ -152,6 +158,13 @@ class EngineClient:
         found["prompt_arena_used_bytes"] = self._pair.arena_used_bytes
         return found
 
+    def queue(self) -> tuple[int, int]:
+        """Return how many sequences of all frontends run in the engine, and how many wait there."""
+        if self._link is None:
+            return 0, 0
+        statistics = self._link.report()["statistics"]
+        return int(statistics["num_running"]), int(statistics["num_waiting"])
+
     def close(self) -> None:
         """Give the queue pair back; its sequences end."""
         self._disconnect("closed")
@@ -182,7 +195,7 @@ class EngineClient:
 
     def _attach(self) -> None:
         assert self._link is not None and self._pair is not None
-        deadline = time.monotonic() + _ATTACH_WAIT
+        deadline = time.monotonic() + self._attach_wait
         while not self._pair.is_attached():
             if time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -210,7 +223,7 @@ class EngineClient:
             return lost
         heartbeat = int(words["heartbeat"])
         silent = self._heartbeat_age.look(time.monotonic(), heard=heartbeat != self._heartbeat)
-        self._heartbeat = heartbeat
+        self._heartbeat, self.silent_seconds = heartbeat, silent
         if silent > self._engine_timeout:
             return f"the engine has given no sign of life for {self._engine_timeout:g} s"
         if not attaching and not self._pair.is_attached():

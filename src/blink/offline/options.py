@@ -60,6 +60,8 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     }
     known = {name for each in names.values() for name in each}
     options = to_own_options(options, known)
+    if options.pop("data_parallel_size", 1) != 1:
+        raise ConfigError("data_parallel_size is for `blink serve`: an engine in this process is one; it has one GPU")
     if unknown := set(options) - known:
         raise ConfigError(f"unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
     chosen: dict[type, dict[str, Any]] = {

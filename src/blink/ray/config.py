@@ -17,6 +17,7 @@ from blink.models.weights.files import default_model_path
 
 # What a replica decides itself: where its frontend listens, and by which region it finds its engine.
 _OWN_FLAGS = ("model", "served_model_name", "host", "port", "uds", "region", "frontend_workers", "ssl_certfile")
+_OWN_FLAGS += ("data_parallel_size",)
 # A replica's only client is the ingress; figures of one replica would look like those of all.
 _REPLICA_FLAGS = ("--no-page", "--max-client-share=1")
 

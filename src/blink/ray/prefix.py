@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which replica has computed the beginning of a prompt before: by its text, which needs no tokenizer."""
+"""The beginnings of a request's prompt, for routing: by its text, which needs no tokenizer."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -60,35 +59,3 @@ def _points(parts: Iterable[bytes]) -> Iterator[bytes]:
                 if count == _MAX_POINTS:
                     return
         digest.update(b"\0")  # no JSON holds it
-
-
-class PrefixTable:
-    """Which replicas have seen which beginnings; the least recently used are forgotten."""
-
-    def __init__(self, capacity: int = 1 << 16) -> None:
-        self._capacity = capacity
-        self._owners: OrderedDict[bytes, set[str]] = OrderedDict()
-        self._sizes: Counter[str] = Counter()
-
-    def size(self, replica: str) -> int:
-        """Return how many beginnings a replica has."""
-        return self._sizes[replica]
-
-    def add(self, points: Iterable[bytes], replica: str) -> None:
-        """Note that a replica computes a prompt."""
-        for point in points:
-            owners = self._owners.setdefault(point, set())
-            self._owners.move_to_end(point)
-            if replica not in owners:
-                owners.add(replica)
-                self._sizes[replica] += 1
-        while len(self._owners) > self._capacity:
-            self._sizes.subtract(self._owners.popitem(last=False)[1])
-
-    def longest(self, points: tuple[bytes, ...], replicas: Collection[str]) -> set[str]:
-        """Return those of some replicas that have the most of a prompt; none if none has any."""
-        for point in reversed(points):
-            found = self._owners.get(point, set()).intersection(replicas)
-            if found:
-                return found
-        return set()

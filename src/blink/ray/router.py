@@ -11,7 +11,7 @@ import random
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from blink.ray.call import Call
-from blink.ray.prefix import PrefixTable
+from blink.request.prefix_table import PrefixTable
 
 _MAX_IMBALANCE = 16  # requests that a replica with the prompt's beginning may have beyond the least loaded one
 
@@ -22,7 +22,7 @@ class EngineRouter(RequestRouter):
     def initialize_state(self, **kwargs: bool) -> None:
         """Take `request_router_kwargs`, of which there is one: `by_prefix`. Called once."""
         self._by_prefix = kwargs["by_prefix"]
-        self._table = PrefixTable()
+        self._table = PrefixTable[str]()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -49,7 +49,7 @@ class EngineRouter(RequestRouter):
     def _best(self, replicas: list[RunningReplica], call: Call) -> RunningReplica:
         loads = {each.replica_id.unique_id: self._load(each) for each in replicas}
         bound = min(loads.values()) + _MAX_IMBALANCE
-        cached = self._table.longest(call.points, loads)
+        cached, _ = self._table.longest(call.points, loads)
         near = [each for each in replicas if each.replica_id.unique_id in cached]
         near = [each for each in near if loads[each.replica_id.unique_id] <= bound]
 

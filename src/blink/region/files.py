@@ -21,6 +21,7 @@ SHM = Path("/dev/shm")
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length (0: to the end), pid
 _RESERVATION = "~lock"  # '~' is in no region's name
 _SPARE = "~spare-"
+_REPLICA = ".dp"  # data parallel: before an engine's number
 _MAGIC = struct.pack("=Q", CONSTANTS["magic"])
 _STALE_SECONDS = 60.0
 
@@ -34,6 +35,17 @@ def region_path(name: str) -> Path:
     if not name or not all(c.isalnum() or c in "-_." for c in name):
         raise ConfigError(f"the region name {name!r} may hold letters, digits, '-', '_' and '.' only")
     return SHM / f"blink-{name}"
+
+
+def engine_regions(name: str, count: int) -> list[str]:
+    """Return the regions of the engines that share a server: its own name for one, else NAME.dp0, NAME.dp1 ..."""
+    return [name] if count == 1 else [f"{name}{_REPLICA}{index}" for index in range(count)]
+
+
+def server_region(name: str) -> str:
+    """Return the name of the server that has an engine's region."""
+    server, replica, index = name.rpartition(_REPLICA)
+    return server if replica and index.isdecimal() else name
 
 
 def open_own(path: Path, flags: int = os.O_RDWR, forbidden: int = 0o077) -> int:

@@ -39,6 +39,9 @@ from blink.region.layout import (
 )
 from blink.region.native import lib
 
+HASH_KEY_VARIABLE = "BLINK_HASH_KEY"  # of engines whose prompts one frontend hashes
+_HASH_KEY_BYTES = HEADER["hash_key"].shape[0]
+
 
 class Region:
     """A mapped region. Every word has one writer, named in csrc/region/layout.h."""
@@ -158,11 +161,11 @@ def create_region(name: str, geometry: np.ndarray[Any, Any], model: str) -> Regi
     """Create the region of a new engine under a name of its own; publish_region() makes it visible.
 
     Raises:
-        ConfigError: the name is taken, or /dev/shm is too small.
+        ConfigError: the name is taken, /dev/shm is too small, or the shared hash key is none.
     """
     check_unserved(name)
     remove_stale_regions()
-    spare = spare_path(name)
+    spare, hash_key = spare_path(name), _hash_key()
     size = lib.blink_region_bytes(geometry.ctypes.data)
     fd = -1
     try:
@@ -179,8 +182,26 @@ def create_region(name: str, geometry: np.ndarray[Any, Any], model: str) -> Regi
             "(for containers: --shm-size) or lower --num-queue-pairs or --prompt-arena-bytes"
         ) from error
     region = Region(spare, fd)
-    lib.blink_region_init(region.address, geometry.ctypes.data, os.urandom(16), model.encode()[:255])
+    lib.blink_region_init(region.address, geometry.ctypes.data, hash_key, model.encode()[:255])
     return region
+
+
+def _hash_key() -> bytes:
+    """Return the secret of the block hashes: a new one, or that which several engines share.
+
+    Raises:
+        ConfigError: what the environment holds is none.
+    """
+    shared = os.environ.get(HASH_KEY_VARIABLE)
+    if shared is None:
+        return os.urandom(_HASH_KEY_BYTES)
+    try:
+        key = bytes.fromhex(shared)
+    except ValueError:
+        key = b""
+    if len(key) != _HASH_KEY_BYTES:
+        raise ConfigError(f"{HASH_KEY_VARIABLE} must hold {2 * _HASH_KEY_BYTES} hexadecimal digits")
+    return key
 
 
 def publish_region(region: Region, name: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
-from blink.region.files import SHM, is_served, open_own, region_path
+from blink.region.files import SHM, is_served, open_own, region_path, server_region
 from blink.region.layout import CONSTANTS, CONTROL, HEADER, TRACE_ENTRY, EngineState
 from blink.region.memory import check_file
 from blink.region.step_tokens import STATS
@@ -107,6 +107,12 @@ def served_regions() -> list[str]:
             found.append(path.name.removeprefix(_PREFIX))
         os.close(fd)
     return found
+
+
+def only_server(otherwise: str = "") -> str:
+    """Return the region of the one server on this machine, which may have several engines; raises as only_region()."""
+    servers = {*map(server_region, served_regions())}
+    return servers.pop() if len(servers) == 1 else only_region(otherwise)
 
 
 def only_region(otherwise: str = "") -> str:

@@ -53,18 +53,23 @@ def compare(before: Samples, now: Samples) -> Figures:
     """Return the figures of the time between two samples of one server."""
     seconds = max(now.at - before.at, 1e-3)
 
+    engines = [*now.by_label("blink:engine_up", "engine")]
+
     def grown(name: str, **labels: str) -> float:
-        return _growth(before.value(f"{name}_total", **labels), now.value(f"{name}_total", **labels))
+        counts = [
+            tuple(each.value(f"{name}_total", engine=engine, **labels) for each in (before, now)) for engine in engines
+        ]
+        return sum(_growth(old, new) for old, new in counts)
 
     steps, computed, padded = grown("blink:num_steps"), grown("blink:computed_tokens"), grown("blink:padded_tokens")
-    running_seconds = grown("blink:step_seconds")
+    running_seconds, num_engines = grown("blink:step_seconds"), max(1, len(engines))
     return Figures(
         seconds=seconds,
         model=now.model,
         is_up=now.value("blink:engine_up") > 0,
         running=_by_class(now, "blink:requests_running_by_class"),
         waiting=_by_class(now, "blink:requests_waiting_by_class"),
-        kv_use=now.value("vllm:kv_cache_usage_perc"),
+        kv_use=now.value("vllm:kv_cache_usage_perc") / num_engines,
         prompt_rate=grown("vllm:prompt_tokens") / seconds,
         token_rate=grown("vllm:generation_tokens") / seconds,
         finished={
@@ -77,11 +82,11 @@ def compare(before: Samples, now: Samples) -> Figures:
         step_rate=steps / seconds,
         step_seconds=_ratio(running_seconds, steps),
         scheduling_seconds=_ratio(grown("blink:scheduling_seconds"), steps),
-        busy=min(1.0, running_seconds / seconds),
+        busy=min(1.0, running_seconds / seconds / num_engines),
         tokens_per_step=_ratio(computed, steps),
         padded=_ratio(padded, computed + padded),
         watts=grown("blink:energy_joules") / seconds or None,
-        joules_per_token=now.value("blink:joules_per_token") or None,
+        joules_per_token=now.mean("blink:joules_per_token") or None,
         frontends=_frontends(before, now, seconds),
     )
 

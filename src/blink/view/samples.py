@@ -13,8 +13,9 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from blink.api.observe.metric_store import Worker, WorkerFiles
-from blink.api.observe.metrics import NUM_VALUES, MetricView
+from blink.api.observe.metrics import NUM_VALUES, MetricView, num_engines_of, num_values
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
+from blink.region.files import engine_regions
 from blink.region.report import RegionReport
 
 _TIMEOUT = 5.0  # seconds
@@ -39,9 +40,18 @@ class Samples:
             value for found, value in self._by_name.get(name, ()) if all(found.get(k) == v for k, v in labels.items())
         )
 
+    def mean(self, name: str) -> float:
+        """Return the mean of a name's samples that are not 0; 0 if there is none."""
+        values = [value for _, value in self._by_name.get(name, ()) if value]
+        return sum(values) / max(1, len(values))
+
     def by_label(self, name: str, label: str) -> dict[str, float]:
-        """Return the values of a name by one label, in their order."""
-        return {found[label]: value for found, value in self._by_name.get(name, ()) if label in found}
+        """Return the values of a name by one label, in their order; those of all engines added up."""
+        found: dict[str, float] = {}
+        for labels, value in self._by_name.get(name, ()):
+            if label in labels:
+                found[labels[label]] = found.get(labels[label], 0) + value
+        return found
 
     def buckets(self, name: str) -> dict[float, float]:
         """Return the cumulated counts of a histogram by upper bound."""
@@ -102,7 +112,7 @@ class ServerSource:
 
 
 class RegionSource:
-    """A region of this machine and what its frontends have counted; no process of the server takes part."""
+    """The regions of a server on this machine and what its frontends have counted; none of its processes takes part."""
 
     def __init__(self, region: str) -> None:
         self.place = f"region {region}"
@@ -110,19 +120,36 @@ class RegionSource:
         self._files = WorkerFiles(region, NUM_VALUES)
 
     def workers(self) -> list[Worker]:
-        """Return the numbers of the region's frontends."""
+        """Return the numbers of the server's frontends."""
         return self._files.read()
 
     def read(self) -> Samples:
-        """Read the region, whichever engine has it now."""
-        report = RegionReport(self._region)
+        """Read the regions, whichever engines have them now."""
+        num_engines = num_engines_of(self._files.count_values())
+        self._files.size_bytes = 8 * num_values(num_engines)
+        reports = [_open_report(region) for region in engine_regions(self._region, num_engines)]
+        found = [report for report in reports if isinstance(report, RegionReport)]
         try:
-            view = MetricView(self, report.stats)
-            view.model_name = report.model
+            if not found:
+                raise next(error for error in reports if isinstance(error, EngineUnavailableError))
+            view = MetricView(self, [_no_stats if isinstance(each, BlinkError) else each.stats for each in reports])
+            view.model_name = found[0].model
             return Samples(view.collect(), time.monotonic())
         finally:
-            report.close()
+            for report in found:
+                report.close()
 
     def close(self) -> None:
         """Let go of the frontends' files."""
         self._files.close()
+
+
+def _open_report(region: str) -> RegionReport | EngineUnavailableError:
+    try:
+        return RegionReport(region)
+    except EngineUnavailableError as error:
+        return error
+
+
+def _no_stats() -> dict[str, int]:
+    return {}

@@ -19,7 +19,7 @@ from rich.live import Live
 
 from blink.config import key_of_environment
 from blink.errors import EngineUnavailableError
-from blink.region.report import only_region
+from blink.region.report import only_server
 from blink.view.config import TopConfig
 from blink.view.figures import Figures, compare
 from blink.view.samples import RegionSource, Samples, ServerSource, Source
@@ -49,7 +49,7 @@ def run_top(config: TopConfig) -> int:
 def _source(config: TopConfig) -> Source:
     if config.url:
         return ServerSource(config.url, config.api_key or key_of_environment())
-    return RegionSource(config.region or only_region(", or give --url"))
+    return RegionSource(config.region or only_server(", or give --url"))
 
 
 def _print(source: Source, before: Samples, config: TopConfig) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from prometheus_client.core import Metric
@@ -27,6 +28,22 @@ class Family(Generic[Source]):
     kind: str  # Prometheus' type
     samples: tuple[tuple[str, Labels], ...]  # what follows the name, and the labels
     read: Callable[[Source], Sequence[float]]  # one value for each sample
+
+
+def merge_families(parts: Sequence[Iterable[Family[Source]]]) -> Iterator[Family[Sequence[Source]]]:
+    """Yield families that show those of several sources, one of each part: a name may occur once on a page."""
+    by_name: dict[str, list[tuple[int, Family[Source]]]] = {}
+    for index, families in enumerate(parts):
+        for family in families:
+            by_name.setdefault(family.name, []).append((index, family))
+    for name, found in by_name.items():
+        family = found[0][1]
+        samples = tuple(sample for _, each in found for sample in each.samples)
+        yield Family(name, family.text, family.kind, samples, partial(_read_each, found))
+
+
+def _read_each(families: list[tuple[int, Family[Source]]], sources: Sequence[Source]) -> list[float]:
+    return [value for index, family in families for value in family.read(sources[index])]
 
 
 class Page(Generic[Source]):

@@ -58,6 +58,11 @@ class WorkerFiles:
             file.close()  # it was deleted
         return [worker for file in self._known.values() if (worker := file.read(self.size_bytes)) is not None]
 
+    def count_values(self) -> int:
+        """Return how many numbers a living worker of the region has; 0 if none lives."""
+        paths = [path for path in self.all() if _region_of(path.name) == self.region and _is_alive(path)]
+        return max((path.stat().st_size // 8 for path in paths), default=0)
+
     def close(self) -> None:
         """Let go of the files."""
         while self._known:

@@ -14,7 +14,7 @@ from typing import Protocol
 from prometheus_client.core import Metric
 
 from blink.api.observe.engine_metrics import Stats, cache_config, engine_families, known_energy
-from blink.api.observe.exposition import Family, Labels, Page
+from blink.api.observe.exposition import Family, Labels, Page, merge_families
 from blink.api.observe.http_metrics import NUM_HTTP_VALUES, count_request, http_families, rows_with_requests
 from blink.api.observe.metric_store import MetricStore, Worker, add_up
 
@@ -94,8 +94,19 @@ def _lay_out() -> tuple[dict[str, _Series], int]:
     return layout, offset
 
 
-_LAYOUT, _HTTP = _lay_out()  # the values of HTTP requests, then this worker's gauges, are behind the histograms
-NUM_VALUES = _HTTP + NUM_HTTP_VALUES + len(WORKER_GAUGES)
+_LAYOUT, _GAUGES = _lay_out()  # what a worker holds now is behind the histograms
+_PER_ENGINE = _GAUGES + len(WORKER_GAUGES)  # the values of HTTP requests are behind those of all engines
+NUM_VALUES = _PER_ENGINE + NUM_HTTP_VALUES
+
+
+def num_values(num_engines: int) -> int:
+    """Return how many numbers a worker before so many engines has."""
+    return NUM_VALUES + (num_engines - 1) * _PER_ENGINE
+
+
+def num_engines_of(count: int) -> int:
+    """Return how many engines a worker with so many numbers has; at least one."""
+    return max(1, (count - NUM_HTTP_VALUES) // _PER_ENGINE)
 
 
 class Store(Protocol):
@@ -106,46 +117,54 @@ class Store(Protocol):
         ...
 
 
-Look = tuple[Stats, Sequence[float], list[Worker]]  # the engine's numbers, the workers' sums, those that live
+Values = Sequence[float]
+Look = tuple[list[Stats], list[Values], list[Worker]]  # each engine's numbers, the workers' sums, those that live
 
 
 class MetricView:
-    """Render what all workers of a region and its engine have counted."""
+    """Render what all workers of a server and its engines have counted."""
 
-    def __init__(self, store: Store, engine_stats: Callable[[], Stats]) -> None:
+    def __init__(self, store: Store, engine_stats: Sequence[Callable[[], Stats]]) -> None:
+        """Look at a store, and at the statistics of each engine."""
         self._store = store
         self._engine_stats = engine_stats
+        self._http = len(engine_stats) * _PER_ENGINE
         self.model_name = ""
         self._form: tuple[object, ...] = ()
-        self._pages = (Page[Stats](()), Page[Sequence[float]](()), Page[list[Worker]](()))
+        self._pages = (Page[Sequence[Stats]](()), Page[Sequence[Values]](()), Page[list[Worker]](()))
 
     def render(self) -> bytes:
         """Return the Prometheus text."""
         stats, sums, workers = self.look()
-        of_engine, of_requests, of_workers = self._pages
-        return of_engine.write(stats) + of_requests.write(sums) + of_workers.write(workers)
+        of_engines, of_requests, of_workers = self._pages
+        return of_engines.write(stats) + of_requests.write(sums) + of_workers.write(workers)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         stats, sums, workers = self.look()
-        of_engine, of_requests, of_workers = self._pages
-        yield from of_engine.collect(stats)
+        of_engines, of_requests, of_workers = self._pages
+        yield from of_engines.collect(stats)
         yield from of_requests.collect(sums)
         yield from of_workers.collect(workers)
 
     def look(self) -> Look:
         """Return the numbers of now, and see that the pages fit them."""
-        stats, all_workers = self._engine_stats(), self._store.workers()
+        stats = [read() for read in self._engine_stats]
+        all_workers = self._store.workers()
         alive = [worker for worker in all_workers if worker.is_alive]
-        sums = add_up(all_workers) or [0.0] * NUM_VALUES
-        rows = rows_with_requests(sums[_HTTP:])
-        form = (self.model_name, cache_config(stats), known_energy(stats), rows, [worker.pid for worker in alive])
+        sums = add_up(all_workers) or [0.0] * num_values(len(stats))
+        engines = range(len(stats))
+        parts: list[Values] = [*(sums[_PER_ENGINE * engine :][:_PER_ENGINE] for engine in engines), sums[self._http :]]
+        rows = rows_with_requests(parts[-1])
+        known = [(cache_config(each), known_energy(each)) for each in stats]
+        form = (self.model_name, known, rows, [worker.pid for worker in alive])
         if form != self._form:
-            labels = (("model_name", self.model_name), ("engine", "0"))
-            of_requests = Page([*_request_families(labels), *http_families(rows, _HTTP)])
-            self._pages = Page(engine_families(stats, labels)), of_requests, Page(_worker_families(labels, alive))
+            labels = [(("model_name", self.model_name), ("engine", str(engine))) for engine in engines]
+            of_engines = merge_families([engine_families(*each) for each in zip(stats, labels, strict=True)])
+            of_requests = merge_families([*map(_request_families, labels), http_families(rows, 0)])
+            self._pages = Page(of_engines), Page(of_requests), Page(_worker_families(labels, alive))
             self._form = form
-        return stats, sums, alive
+        return stats, parts, alive
 
 
 def _request_families(labels: Labels) -> Iterator[Family[Sequence[float]]]:
@@ -168,51 +187,82 @@ def _counts(
     return Family(f"vllm:{name}", text, "counter", samples, lambda sums: sums[offset : offset + len(values)])
 
 
-def _worker_families(labels: Labels, workers: list[Worker]) -> Iterator[Family[list[Worker]]]:
-    theirs = [(*labels, ("frontend", str(worker.pid))) for worker in workers]
-    for place, (name, text) in enumerate(WORKER_GAUGES.items(), NUM_VALUES - len(WORKER_GAUGES)):
+def _worker_families(labels: Sequence[Labels], workers: list[Worker]) -> Iterator[Family[list[Worker]]]:
+    """Yield the metrics of what each worker has with each engine."""
+    theirs = [(*each, ("frontend", str(worker.pid))) for each in labels for worker in workers]
+    offsets = range(0, len(labels) * _PER_ENGINE, _PER_ENGINE)
+    for place, (name, text) in enumerate(WORKER_GAUGES.items(), _GAUGES):
         samples = tuple(("", each) for each in theirs)
-        yield Family(f"blink:frontend_{name}", text, "gauge", samples, partial(_values_at, place))
+        yield Family(f"blink:frontend_{name}", text, "gauge", samples, partial(_values_at, place, offsets))
     text, samples = "Tokens that a frontend has received.", tuple(("_total", each) for each in theirs)
-    yield Family("blink:frontend_tokens", text, "counter", samples, _count_tokens)
+    yield Family("blink:frontend_tokens", text, "counter", samples, partial(_count_tokens, offsets))
 
 
-def _values_at(place: int, workers: list[Worker]) -> list[float]:
-    return [worker.values[place] for worker in workers]
+def _values_at(place: int, offsets: Sequence[int], workers: list[Worker]) -> list[float]:
+    return [worker.values[offset + place] for offset in offsets for worker in workers]
 
 
-def _count_tokens(workers: list[Worker]) -> list[float]:
-    return [sum(_LAYOUT[TTFT].counts(worker.values)) + sum(_LAYOUT[ITL].counts(worker.values)) for worker in workers]
+def _count_tokens(offsets: Sequence[int], workers: list[Worker]) -> list[float]:
+    series = (_LAYOUT[TTFT], _LAYOUT[ITL])
+    return [sum(sum(each.counts(worker.values[o:])) for each in series) for o in offsets for worker in workers]
+
+
+class EngineMetrics:
+    """Count what this worker sees of one engine."""
+
+    def __init__(self, values: memoryview[float]) -> None:
+        self.values = values
+
+    def observe(self, name: str, value: float) -> None:
+        """Add one value to a histogram."""
+        series = _LAYOUT[name]
+        self.values[series.offset + bisect_left(series.buckets, value)] += 1
+        self.values[series.offset + len(series.buckets) + 1] += value
+
+    def count_finished(self, reason: str) -> None:
+        """Count a finished sequence by its finish reason."""
+        self.values[FINISH_REASONS.index(reason)] += 1
+
+    def count_rejection(self, reason: str) -> None:
+        """Count a request that was refused for lack of room or of an engine."""
+        self.values[len(FINISH_REASONS) + REJECTION_REASONS.index(reason)] += 1
+
+    def keep(self, sequences: int, waiting: int) -> None:
+        """Note what this worker holds."""
+        self.values[_GAUGES:] = array("d", (sequences, waiting))
 
 
 class Metrics(MetricView):
     """Count what this worker sees, and render what all have."""
 
-    def __init__(self, store: MetricStore, engine_stats: Callable[[], Stats]) -> None:
+    def __init__(self, store: MetricStore, engine_stats: Sequence[Callable[[], Stats]]) -> None:
         super().__init__(store, engine_stats)
         self._own = store
-        self._values = store.values
+        self._engines = [EngineMetrics(store.values[:0]) for _ in engine_stats]
+        self._take_values()
 
-    def observe(self, name: str, value: float) -> None:
-        """Add one value to a histogram."""
-        series = _LAYOUT[name]
-        self._values[series.offset + bisect_left(series.buckets, value)] += 1
-        self._values[series.offset + len(series.buckets) + 1] += value
-
-    def count_finished(self, reason: str) -> None:
-        """Count a finished sequence by its finish reason."""
-        self._values[FINISH_REASONS.index(reason)] += 1
+    def of(self, engine: int) -> EngineMetrics:
+        """Return what counts for one engine."""
+        return self._engines[engine]
 
     def count_rejection(self, reason: str) -> None:
-        """Count a request that was refused for lack of room or of an engine."""
-        self._values[len(FINISH_REASONS) + REJECTION_REASONS.index(reason)] += 1
+        """Count a request that was refused; it came to no engine, and the first one's labels stand for that."""
+        self._engines[0].count_rejection(reason)
 
     def count_http(self, method: str, path: str, status: int, seconds: float) -> None:
         """Count an HTTP request that has ended."""
-        count_request(self._values[_HTTP:], method, path, status, seconds)
+        count_request(self._own.values[self._http :], method, path, status, seconds)
 
-    def keep(self, sequences: int = 0, waiting: int = 0) -> None:
-        """Note what this worker holds, and make up for files that somebody deleted; call it now and then."""
+    def keep(self, held: Sequence[tuple[int, int]]) -> None:
+        """Note the sequences that this worker has with each engine, and how many of them wait; call it now and then.
+
+        Files that somebody deleted are made up for.
+        """
         self._own.restore()
-        self._values = self._own.values
-        self._values[NUM_VALUES - len(WORKER_GAUGES) :] = array("d", (sequences, waiting))
+        self._take_values()
+        for engine, counts in zip(self._engines, held, strict=True):
+            engine.keep(*counts)
+
+    def _take_values(self) -> None:
+        for index, engine in enumerate(self._engines):
+            engine.values = self._own.values[_PER_ENGINE * index :][:_PER_ENGINE]

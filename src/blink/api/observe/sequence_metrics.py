@@ -6,15 +6,15 @@ from __future__ import annotations
 import time
 
 from blink.api.observe import metrics as names
-from blink.api.observe.metrics import Metrics
+from blink.api.observe.metrics import EngineMetrics
 from blink.request.table import Observer, OpenSequence
 from blink.text.generation import Times
 
 
 class SequenceMetrics(Observer):
-    """Observe the table of sequences of one worker."""
+    """Observe the sequences of one worker with one engine."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: EngineMetrics) -> None:
         self._metrics = metrics
         self._observe = metrics.observe
 

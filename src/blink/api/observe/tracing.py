@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from blink.api.observe.metrics import Metrics
+from blink.api.observe.metrics import EngineMetrics
 from blink.api.observe.sequence_metrics import SequenceMetrics
 from blink.api.observe.span_export import PreparedExporter, can_prepare
 from blink.api.observe.spans import Asked, Ended, SpanMaker
@@ -82,7 +82,7 @@ class RequestTracer:
 class TracedSequences(SequenceMetrics):
     """Observe the table of sequences, and tell the tracer of their ends."""
 
-    def __init__(self, metrics: Metrics, tracer: RequestTracer) -> None:
+    def __init__(self, metrics: EngineMetrics, tracer: RequestTracer) -> None:
         super().__init__(metrics)
         self._tracer = tracer
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drives the table of sequences from the event loop: completions in batches, the lease by a timer.
+"""Drives the tables of sequences from the event loop: completions in batches, the leases by a timer.
 
 It runs as a callback of the event loop: no task, future or lock per token.
 """
@@ -10,13 +10,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 
-from blink.api.observe.metrics import Metrics
+from blink.api.observe.metrics import EngineMetrics, Metrics
 from blink.api.observe.sequence_metrics import SequenceMetrics
 from blink.api.observe.stats_line import StatsLine
 from blink.errors import BadRequestError, ClientLimitError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
-from blink.request.table import SequenceTable
+from blink.link.group import EngineGroup
+from blink.request.engine_tables import EngineTables
 
 _TICK_SECONDS = 0.25
 _RESET_LOOK_SECONDS = 0.005
@@ -25,42 +27,44 @@ logger = logging.getLogger(__name__)
 
 
 class Poller:
-    """Own the engine client and the table of sequences. Use from the event loop only."""
+    """Own the clients of the engines and the tables of sequences. Use from the event loop only."""
 
     def __init__(
         self,
-        client: EngineClient,
+        group: EngineGroup,
         metrics: Metrics,
         max_waiting: int,
         max_client_share: float = 1.0,
-        observer: SequenceMetrics | None = None,
+        observer_of: Callable[[EngineMetrics], SequenceMetrics] = SequenceMetrics,
         stats_line: StatsLine | None = None,
     ) -> None:
-        self.client = client
+        self.group = group
         self._max_client_share = max_client_share
         self._by_flow: Counter[int] = Counter()
         self.metrics = metrics
         self._max_waiting = max_waiting
         # What an event loop's callback writes leaves behind it, in no order: a later callback's follows.
-        self.table = SequenceTable(
-            client,
-            observer or SequenceMetrics(metrics),
+        self.table = EngineTables(
+            group,
+            [observer_of(metrics.of(engine)) for engine in range(len(group.clients))],
             defer=lambda call: asyncio.get_running_loop().call_soon(call),
         )
         self._stats_line = stats_line
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look after the completion queue and the engine from now on."""
-        asyncio.get_running_loop().add_reader(self.client.fileno(), self.table.drain)
+        """Look after the completion queues and the engines from now on."""
+        for table in self.table.tables:
+            asyncio.get_running_loop().add_reader(table.client.fileno(), table.drain)
         self._tick()
 
     def stop(self) -> None:
-        """Leave the engine and give the queue pair back."""
+        """Leave the engines and give the queue pairs back."""
         if self._timer is not None:
             self._timer.cancel()
-        asyncio.get_running_loop().remove_reader(self.client.fileno())
-        self.client.close()
+        for client in self.group.clients:
+            asyncio.get_running_loop().remove_reader(client.fileno())
+        self.group.close()
 
     def enter(self, flow: int, num_sequences: int) -> None:
         """Take a request in, or refuse it for lack of room; leave() takes it out again.
@@ -83,20 +87,17 @@ class Poller:
             del self._by_flow[flow]
 
     async def reset_prefix_cache(self) -> None:
-        """Empty the engine's prefix cache; return when it is.
+        """Empty the prefix cache of each engine; return when they are.
 
         Raises:
-            EngineUnavailableError: there is no engine, or it goes.
+            EngineUnavailableError: there is no engine, or one goes.
         """
-        before = self.client.stats().get("prefix_resets", 0)
-        self.client.reset_prefix_cache()
-        while self.client.stats().get("prefix_resets", 0) == before:
-            if not self.client.ready:
-                raise EngineUnavailableError(f"Not available: {self.client.unavailable_reason}.")
-            await asyncio.sleep(_RESET_LOOK_SECONDS)
+        self.group.require_info()
+        self.table.forget_prefixes()
+        await asyncio.gather(*(_reset_prefix_cache(client) for client in self.group.clients if client.ready))
 
     def _check_share(self, flow: int, num_sequences: int) -> None:
-        info = self.client.info
+        info = self.group.info
         if info is None or self._max_client_share >= 1:
             return
         limit = max(1, int(self._max_client_share * info.max_sequences))
@@ -107,13 +108,28 @@ class Poller:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
-        self.metrics.keep(self.table.num_open, self.table.num_waiting)
+        self.metrics.keep([(table.num_open, table.num_waiting) for table in self.table.tables])
         if self._stats_line is not None:
             self._stats_line.look(time.monotonic())
-        was_ready, num_open = self.client.ready, self.table.num_open
-        lost = self.table.tick()
+        for engine in range(len(self.group.clients)):
+            self._tick_engine(engine)
+
+    def _tick_engine(self, engine: int) -> None:
+        client = self.group.clients[engine]
+        name = "the engine" if len(self.group.clients) == 1 else f"engine {engine}"
+        was_ready, num_open = client.ready, self.table.tables[engine].num_open
+        lost = self.table.tick(engine)
         if lost is not None:
-            logger.error("%s: %d open sequences failed", lost, num_open)
-        if self.client.ready and self.client.info is not None and (lost is not None or not was_ready):
-            self.metrics.model_name = self.metrics.model_name or self.client.info.model
-            logger.info("connected to the engine of %s", self.client.info.model)
+            logger.error("%s: %d open sequences of %s failed", lost, num_open, name)
+        if client.ready and client.info is not None and (lost is not None or not was_ready):
+            self.metrics.model_name = self.metrics.model_name or client.info.model
+            logger.info("connected to %s of %s", name, client.info.model)
+
+
+async def _reset_prefix_cache(client: EngineClient) -> None:
+    before = client.stats().get("prefix_resets", 0)
+    client.reset_prefix_cache()
+    while client.stats().get("prefix_resets", 0) == before:
+        if not client.ready:
+            raise EngineUnavailableError(f"Not available: {client.unavailable_reason}.")
+        await asyncio.sleep(_RESET_LOOK_SECONDS)

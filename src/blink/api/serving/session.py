@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from blink.api.observe import metrics as names
 from blink.api.serving.poller import Poller
 from blink.errors import BlinkError
+from blink.request.engine_tables import engine_of
 from blink.request.planner import Plan
 from blink.text.generation import Generation
 
@@ -49,6 +50,7 @@ class Session:
         self._poller = poller
         self._plan = plan
         self._submitted: list[int] = []
+        self._engine = 0  # that of the first sequence
         self._changed: dict[Generation, None] = {}
         self._responder: Responder | None = None
         self.on_end: Callable[[BlinkError | None], None] | None = None  # called once when it has begun and ends
@@ -64,15 +66,18 @@ class Session:
         try:
             for planned in self._plan.sequences:
                 self._submitted.append(self._poller.table.submit(self, planned))
+            engines = [engine_of(sequence) for sequence in self._submitted]
             responder = open_responder()
         except BaseException:
             self._cancel("abort")
             self._poller.leave(self.flow, len(self.generations))
             raise
         self._responder = responder
-        for planned in self._plan.sequences[:: self._plan.num_choices]:
-            self._poller.metrics.observe(names.PARAMS_N, planned.params.n)
-            self._poller.metrics.observe(names.PARAMS_MAX_TOKENS, planned.params.max_tokens or 0)
+        step, self._engine = self._plan.num_choices, engines[0]
+        for engine, planned in zip(engines[::step], self._plan.sequences[::step], strict=True):
+            metrics = self._poller.metrics.of(engine)
+            metrics.observe(names.PARAMS_N, planned.params.n)
+            metrics.observe(names.PARAMS_MAX_TOKENS, planned.params.max_tokens or 0)
         return responder
 
     def note_change(self, generation: Generation) -> None:
@@ -106,7 +111,7 @@ class Session:
         if responder is not None:
             self._poller.leave(self.flow, len(self.generations))
             longest = max(generation.num_tokens for generation in self.generations)
-            self._poller.metrics.observe(names.MAX_GENERATION_TOKENS, longest)
+            self._poller.metrics.of(self._engine).observe(names.MAX_GENERATION_TOKENS, longest)
             responder.close(error)
             if self.on_end is not None:
                 self.on_end(error)

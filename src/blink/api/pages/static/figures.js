@@ -22,6 +22,19 @@ const matches = (sample, labels) => Object.entries(labels).every(([key, value]) 
 const valueOf = (samples, name, labels = {}) =>
   (samples.get(name) ?? []).filter((s) => matches(s, labels)).reduce((sum, s) => sum + s.value, 0);
 
+/** The mean over the engines that show something. */
+function meanOf(samples, name) {
+  const shown = (samples.get(name) ?? []).filter((s) => s.value);
+  return shown.reduce((sum, s) => sum + s.value, 0) / Math.max(1, shown.length);
+}
+
+/** The values of a name by one label, those of all engines added up. */
+function byLabel(samples, name, label) {
+  const found = new Map();
+  for (const s of samples.get(name) ?? []) found.set(s.labels[label], (found.get(s.labels[label]) ?? 0) + s.value);
+  return found;
+}
+
 /** What a counter has grown by; one that fell began anew. */
 function grown(before, now, name, labels) {
   const old = valueOf(before, name, labels), fresh = valueOf(now, name, labels);
@@ -30,10 +43,11 @@ function grown(before, now, name, labels) {
 
 /** The median of a histogram's growth, as Prometheus' histogram_quantile gives it; null if nothing came. */
 function median(before, now, name) {
-  let old = new Map((before.get(`${name}_bucket`) ?? []).map((s) => [s.labels.le, s.value]));
-  if ((now.get(`${name}_bucket`) ?? []).some((s) => s.value < (old.get(s.labels.le) ?? 0))) old = new Map(); // began anew
-  const bucketOf = (s) => ({ bound: s.labels.le === "+Inf" ? Infinity : Number(s.labels.le), count: s.value - (old.get(s.labels.le) ?? 0) });
-  const buckets = (now.get(`${name}_bucket`) ?? []).map(bucketOf).sort((a, b) => a.bound - b.bound);
+  const fresh = byLabel(now, `${name}_bucket`, "le");
+  let old = byLabel(before, `${name}_bucket`, "le");
+  if ([...fresh].some(([bound, count]) => count < (old.get(bound) ?? 0))) old = new Map(); // began anew
+  const bucketOf = ([bound, count]) => ({ bound: bound === "+Inf" ? Infinity : Number(bound), count: count - (old.get(bound) ?? 0) });
+  const buckets = [...fresh].map(bucketOf).sort((a, b) => a.bound - b.bound);
   const total = buckets.at(-1)?.count ?? 0;
   if (total <= 0) return null;
   const place = buckets.findIndex((b) => b.count >= total / 2);
@@ -46,7 +60,8 @@ const ratio = (part, whole) => (whole > 0 ? part / whole : null);
 
 /** The figures of the `seconds` between two scrapes. */
 export function compare(before, now, seconds) {
-  const grow = (name, labels) => grown(before, now, name, labels);
+  const engines = [...byLabel(now, "blink:engine_up", "engine").keys()];
+  const grow = (name, labels) => engines.reduce((sum, engine) => sum + grown(before, now, name, { engine, ...labels }), 0);
   const steps = grow("blink:num_steps_total");
   const classes = ["latency_sensitive", "best_effort"].map((kind) => ({
     name: kind.replace("_", "-"),
@@ -59,20 +74,20 @@ export function compare(before, now, seconds) {
     waiting: valueOf(now, "vllm:num_requests_waiting"),
     tokenRate: grow("vllm:generation_tokens_total") / seconds,
     promptRate: grow("vllm:prompt_tokens_total") / seconds,
-    kvUse: valueOf(now, "vllm:kv_cache_usage_perc"),
+    kvUse: valueOf(now, "vllm:kv_cache_usage_perc") / Math.max(1, engines.length),
     hitRate: ratio(grow("vllm:prefix_cache_hits_total"), grow("vllm:prefix_cache_queries_total")),
     firstToken: median(before, now, "vllm:time_to_first_token_seconds"),
     perToken: median(before, now, "vllm:inter_token_latency_seconds"),
     step: ratio(grow("blink:step_seconds_total"), steps),
     scheduling: ratio(grow("blink:scheduling_seconds_total"), steps),
     watts: grow("blink:energy_joules_total") / seconds || null,
-    joulesPerToken: valueOf(now, "blink:joules_per_token") || null,
+    joulesPerToken: meanOf(now, "blink:joules_per_token") || null,
     classes,
-    frontends: (now.get("blink:frontend_sequences") ?? []).map(({ labels, value }) => ({
-      name: labels.frontend,
-      sequences: value,
-      waiting: valueOf(now, "blink:frontend_waiting", { frontend: labels.frontend }),
-      tokenRate: grow("blink:frontend_tokens_total", { frontend: labels.frontend }) / seconds,
+    frontends: [...byLabel(now, "blink:frontend_sequences", "frontend")].map(([frontend, sequences]) => ({
+      name: frontend,
+      sequences,
+      waiting: valueOf(now, "blink:frontend_waiting", { frontend }),
+      tokenRate: grow("blink:frontend_tokens_total", { frontend }) / seconds,
     })),
   };
 }
