@@ -8,7 +8,7 @@ from pathlib import Path
 
 import blink
 from blink.region.layout import SAMPLING
-from blink.sampling_params import SAMPLING_RANGES
+from blink.sampling_ranges import SAMPLING_RANGES
 
 _LIST = Path(blink.__file__).parent / "csrc" / "sampler" / "params.h"
 _LINE = re.compile(r'^  PARAM\(\w+, (\w+), .*"(.*)"\)', re.MULTILINE)
