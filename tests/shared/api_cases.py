@@ -211,7 +211,6 @@ def _rendered() -> Iterator[Case]:
         {"prompt": "A", "use_beam_search": True},
     ):
         yield _post("plain", COMPLETIONS + "/render", fields)
-    yield _post("away", CHAT + "/render", {"messages": [_USER]})
 
 
 def _named_logprobs() -> Iterator[Case]:

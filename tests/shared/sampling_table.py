@@ -48,6 +48,18 @@ the same numbers in any batch. Logprobs are those of the logits before step 1.
 most, or leaves out a few hundred. With penalties, only the latter works. A bad word of several tokens becomes an
 automaton: the text contains the word nowhere.
 
+## Logprobs of chosen tokens
+
+`logprob_token_ids` names up to 20 tokens. Their logprobs are given at each position instead of the top tokens', and the
+sampled token's beside them. A classifier so reads the probability of each label. `logprobs` must be set.
+
+```sh
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
+  "prompt": "Is snow white? Answer:", "max_tokens": 1, "logprobs": 1, "logprob_token_ids": [3311, 1770]}'
+```
+
+The named tokens take places among the entries of `logit_bias`. Beam search answers 400.
+
 ## Length of the reasoning
 
 `thinking_token_budget` ends the reasoning after this number of tokens: the sampler then chooses the end marker, such as

@@ -65,7 +65,7 @@ def test_other_endpoints_take_it_too(server: FakeServer, path: str) -> None:
         ("{% for %}", "malformed"),
         ("{{ raise_exception('no fish here') }}", "no fish here"),
         ("{{ ''.__class__.__mro__ }}", "refused the messages"),
-        ("{% for a in range(100000) %}{% for b in range(100000) %}x{% endfor %}{% endfor %}", "refused the messages"),
+        ("{{ 'x' * 10**9 }}", "refused the messages"),
     ],
 )
 def test_what_a_template_does_wrong_is_the_clients_error(server: FakeServer, template: str, told: str) -> None:

@@ -24,9 +24,7 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     ),
     "The server has no profiler: `blink trace` writes a timeline of its steps.": ("/start_profile", "/stop_profile"),
     "No code is run for clients.": ("/collective_rpc",),
-    "Not here: /v1/chat/completions/render and /v1/completions/render return prompts as tokens.": (
-        "/v1/messages/render", "/v1/responses/render",
-    ),
+    "Not here: /tokenize and /v1/chat/completions/render return the tokens of a chat.": ("/v1/messages/render",),
     "Not here: /v1/completions takes token ids, and returns them with return_token_ids.": (
         "/inference/v1/generate", "/generate",
     ),

@@ -12,7 +12,7 @@ from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.read import read_chat
 from blink.api.openai.schema import ChatBody, Message
 from blink.api.serving.body import Body
-from blink.api.serving.parsed_request import Bounds, ParsedRequest
+from blink.api.serving.parsed_request import Bounds, HeavyRequestError, ParsedRequest
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.sampling_params import MAX_CHOICES
@@ -20,6 +20,7 @@ from blink.text.assets import ModelAssets
 
 # What belongs to one conversation, or to a stream. A value that asks for nothing is no wish.
 _NOT_HERE = ("stream", "tools", "functions", "use_beam_search", "prompt_logprobs", "kv_transfer_params")
+_MOST_HURRIED = 8  # conversations: more take milliseconds
 _Conversation = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
 
 
@@ -56,7 +57,10 @@ def read_batch(body: BatchChatBody, assets: ModelAssets, bounds: Bounds, engine:
 
     Raises:
         BlinkError: one is refused.
+        HeavyRequestError: others wait while many are rendered.
     """
+    if bounds.is_hurried and len(body.chats) > _MOST_HURRIED:
+        raise HeavyRequestError("Many conversations are to be rendered.")
     chats = [read_chat(chat, assets, bounds, engine) for chat in body.chats]
     replies = [chat.reply for chat in chats if isinstance(chat.reply, ChoicesReply)]
     first, *others = replies
