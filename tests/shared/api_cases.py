@@ -194,6 +194,7 @@ def _batches() -> Iterator[Case]:
         {"temperature": "hot"},
     ):
         yield _post("plain", path, {"messages": chats, **fields}, replies=two)
+    yield _post("away", path, {"messages": chats})
     yield _post("tools", path, {"messages": chats}, replies=("Hm.</think>Yes.", "No.</think>One."))
 
 
@@ -211,6 +212,8 @@ def _rendered() -> Iterator[Case]:
         {"prompt": "A", "use_beam_search": True},
     ):
         yield _post("plain", COMPLETIONS + "/render", fields)
+    yield _post("away", CHAT + "/render", {"messages": [_USER]})
+    yield _post("away", COMPLETIONS + "/render", {"prompt": "A"})
 
 
 def _named_logprobs() -> Iterator[Case]:

@@ -153,7 +153,7 @@ def test_parameters_are_positional_mutable_and_cloned() -> None:
         ("allowed_token_ids", []),
         ("truncate_prompt_tokens", 0),
         ("stream_interval", 0),
-        ("logprob_token_ids", [1]),
+        ("logprob_token_ids", [*range(21)]),
         ("repetition_detection", {"min_count": 3}),
     ],
 )
