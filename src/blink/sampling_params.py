@@ -32,6 +32,7 @@ _INTEGERS = (
     "n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority", "thinking_token_budget",
 )  # fmt: skip
 PLANNED_FIELDS = ("token_marks", "token_biases", "reasoning_limit", "reasoning_open", "reasoning_close")
+_NUMBERS = {int, float}  # nearly all are one of these, which is sooner seen
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
 
 
@@ -141,8 +142,8 @@ class SamplingParams:
             self.min_tokens,
         )
         for name, allowed in SAMPLING_RANGES.items():
-            value = getattr(self, name)
-            _require(allowed.holds(value), name, f"in {allowed}", value)
+            if not allowed.holds(value := getattr(self, name)):
+                raise BadRequestError(f"{name} must be in {allowed}, got {value}.", name)
         self._check_integer("top_k")
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
         for name in ("logprobs", "prompt_logprobs"):
@@ -176,7 +177,8 @@ class SamplingParams:
         for name in _INTEGERS:
             self._check_integer(name)
         for name in SAMPLING_RANGES:
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, Real):
+            value = getattr(self, name)
+            if type(value) not in _NUMBERS and (isinstance(value, bool) or not isinstance(value, Real)):
                 raise BadRequestError(f"{name} must be a number, got {value!r}.", name)
         self.stop = () if self.stop is None else self.stop
         self.stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids

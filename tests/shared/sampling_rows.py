@@ -68,7 +68,7 @@ def make_rows(seed: int) -> tuple[Tensor, Batch]:
         words |= make_reasoning(random.Random(f"{seed} {row}"), length - num_prompt, vocab_size)
         params = make_params(rng)
         if row % 2 and 0 < params[Param.NUM_LOGPROBS] <= len(biases):
-            words[Param.NAMED_LOGPROBS] = params[Param.NUM_LOGPROBS]
+            words[Param.NAMED_LOGPROBS] = int(params[Param.NUM_LOGPROBS])
         set_params(batch, slot, {**params, **words})
         batch.row_slots[row], batch.context_lens[row] = slot, length
         batch.stop_tokens[slot, :5] = torch.tensor(stops)
