@@ -50,8 +50,8 @@ automaton: the text contains the word nowhere.
 
 ## Logprobs of chosen tokens
 
-`logprob_token_ids` names up to 20 tokens. Their logprobs are given at each position instead of the top tokens', and the
-sampled token's beside them. A classifier so reads the probability of each label. `logprobs` must be set.
+`logprob_token_ids` names up to 20 tokens. Each position has their logprobs and the sampled token's, instead of the top
+tokens'. A classifier so reads the probability of each label. `logprobs` must be set.
 
 ```sh
 curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
