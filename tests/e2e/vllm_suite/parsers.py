@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,8 @@ from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part
 from blink.vllm.table import load_table
+
+_BEGINNING_CHARS = 2  # of arguments
 
 
 class _Body(BaseModel):
@@ -176,15 +177,13 @@ class ToolParser:
 def _until_opened(parts: list[Part]) -> tuple[list[Part], list[Part]]:
     """Cut parts behind a call that has just opened: the API sends its arguments in a chunk of their own.
 
-    Where all of its arguments are there, nothing is cut off.
+    Only the beginning of the arguments is: what is longer came in one piece, behind which a test may look no further.
     """
     if len(parts) < 2 or not isinstance(parts[-2], CallOpened) or not isinstance(parts[-1], CallArguments):
         return parts, []
-    try:
-        json.loads(parts[-1].text)
-    except json.JSONDecodeError:
-        return parts[:-1], parts[-1:]
-    return parts, []
+    if len(parts[-1].text) > _BEGINNING_CHARS:
+        return parts, []
+    return (parts, []) if parts[-1].text == "{}" else (parts[:-1], parts[-1:])
 
 
 def _calls_of(parts: Iterable[Part]) -> list[tuple[str, str]]:
