@@ -14,14 +14,14 @@ KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
 # By vLLM's names, beside auto (blink.text.message.formats).
 _CALL_FORMATS = (
     "apertus cohere_command3 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots functiongemma gemma4 "
-    "gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 inkling internlm jamba "
+    "gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba "
     "k2_horizon kimi_k2 kimi_k3 lfm2 llama3_json llama4_pythonic longcat mimo minicpm5 minimax minimax_m2 minimax_m3 "
     "mistral olmo3 openai phi4_mini_json plamo3 pythonic qwen3_coder seed_oss step3 step5 xlam"
 )
 _REASONING_FORMATS = (
     "cohere_command3", "deepseek_r1", "deepseek_v4", "ernie45", "gemma4", "glm45", "granite", "granite_thinking_parser",
-    "hunyuan_a13b", "k2_horizon", "kimi_k2", "kimi_k3", "minimax_m2_append_think", "minimax_m3", "mistral",
-    "nemotron_v3", "openai_gptoss", "plamo3", "qwen3", "seed_oss", "step3p5",
+    "hunyuan_a13b", "hy_v4", "inkling", "k2_horizon", "kimi_k2", "kimi_k3", "minimax_m2_append_think", "minimax_m3",
+    "mistral", "nemotron_v3", "openai_gptoss", "plamo3", "qwen3", "seed_oss", "step3p5",
 )  # fmt: skip
 FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
 MAX_TPOT_TARGET_MS = 10_000  # as csrc/region/layout.h has it
@@ -269,6 +269,7 @@ class FrontendConfig:
     chat_template: str = option(
         "", "Jinja chat template for all chats: a file, the text itself, or the name of one of the model's templates"
     )
+    trust_request_chat_template: bool = option(False, "let requests bring a chat template; it runs in a sandbox")
     default_chat_template_kwargs: str = option(
         "",
         'JSON object of variables for all chats, such as {"enable_thinking": false}; those of a request win',

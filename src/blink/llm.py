@@ -9,13 +9,14 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from blink.errors import BadRequestError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
 from blink.offline.calls import Call, Progress, Request, show_progress
+from blink.offline.chat_options import ChatOptions, Message
 from blink.offline.description import EngineDescription, ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import (
@@ -28,10 +29,10 @@ from blink.offline.local_engine import (
     with_priority,
 )
 from blink.offline.options import EngineArgs
-from blink.offline.public_tokenizer import PublicTokenizer, template_of
+from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from blink.request.beam_search import Tokens, position_of, scoring_params
-from blink.request.planner import Plan, PlannedSequence, Rendering
+from blink.request.planner import Plan, PlannedSequence
 from blink.request.source import PromptType, Source, as_list, source_of
 from blink.request.table import Observer, SequenceTable
 from blink.sampling_params import BeamSearchParams, SamplingParams
@@ -39,8 +40,6 @@ from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
 
 __all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
-
-Message = Mapping[str, Any]  # JSON: roles, contents and whatever else the template reads
 
 
 class LLM(Absent):
@@ -135,23 +134,11 @@ class LLM(Absent):
         Raises:
             BadRequestError: the model has no chat template, or it refuses the messages.
         """
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        if chat_template_content_format not in ("auto", "string", "openai"):
-            raise BadRequestError(
-                "chat_template_content_format must be auto, string or openai.", "chat_template_content_format"
-            )
-        defaults = self._engine.assets.template_defaults
-        rendering = Rendering(
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template=template_of(chat_template, self._engine.assets),
-            variables={**defaults, **(chat_template_kwargs or {}), "tools": tools},
-        )
-        is_one = not messages or isinstance(messages[0], Mapping)
-        conversations = cast("Sequence[Sequence[Message]]", [messages] if is_one else messages)
-        sources = [Source(self._planner.render(conversation, rendering)) for conversation in conversations]
-        rules = rules_of("messages", add_special_tokens=False, given=tokenization_kwargs)
-        return self._run(self._requests(sources, sampling_params, priority, rules), use_tqdm)
+        options = ChatOptions(
+            lora_request, priority, chat_template, chat_template_content_format, add_generation_prompt,
+            continue_final_message, tools, chat_template_kwargs, tokenization_kwargs, mm_processor_kwargs,
+        )  # fmt: skip
+        return self._run(self._chats(messages, sampling_params, options), use_tqdm)
 
     def enqueue(
         self,
@@ -166,12 +153,26 @@ class LLM(Absent):
         Raises:
             BadRequestError: as in generate(), where that does not need the engine.
         """
-        requests = self._prompts(prompts, sampling_params, priority, tokenization_kwargs)
-        self._enqueued += requests
-        return [request.request_id for request in requests]
+        return self._enqueue(self._prompts(prompts, sampling_params, priority, tokenization_kwargs))
 
-    def wait_for_completion(self, *, use_tqdm: Progress = True) -> list[RequestOutput]:
-        """Complete what was enqueued, in order."""
+    def enqueue_chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: Progress = True,
+        **options: Any,
+    ) -> list[str]:
+        """Keep conversations for wait_for_completion(); return their request ids. The options are chat()'s.
+
+        Raises:
+            BadRequestError: as in chat(), where that does not need the engine.
+        """
+        del use_tqdm
+        return self._enqueue(self._chats(messages, sampling_params, ChatOptions(**options)))
+
+    def wait_for_completion(self, output_type: object = None, *, use_tqdm: Progress = True) -> list[RequestOutput]:
+        """Complete what was enqueued, in order; output_type is taken: all outputs have one type."""
+        del output_type
         requests, self._enqueued = self._enqueued, []
         return self._run(requests, use_tqdm)
 
@@ -262,6 +263,19 @@ class LLM(Absent):
         return self._requests(
             sources, params, priority, rules_of("prompt", add_special_tokens=True, given=tokenization)
         )
+
+    def _chats(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        options: ChatOptions,
+    ) -> list[Request]:
+        sources = options.sources(messages, self._planner, self._engine.assets)
+        return self._requests(sources, params, options.priority, options.rules)
+
+    def _enqueue(self, requests: Sequence[Request]) -> list[str]:
+        self._enqueued += requests
+        return [request.request_id for request in requests]
 
     def _requests(
         self,

@@ -123,9 +123,9 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence] = field(default_factory=list[BeamSearchSequence])
 
 
-def logprobs_of(tokenizer: Tokenizer, entry: TokenLogprob) -> PositionLogprobs:
-    """Return what a position's tokens are, by id."""
-    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)}
+def logprobs_of(tokenizer: Tokenizer, entry: TokenLogprob, *, is_ranked: bool = True) -> PositionLogprobs:
+    """Return what a position's tokens are, by id; of tokens that a request names the ranks are not known."""
+    ranks = {token: rank for rank, (token, _) in enumerate(entry.top, 1)} if is_ranked else {}
     likely = {entry.token: entry.logprob, **dict(entry.top)}
     return PositionLogprobs(
         {token: Logprob(logprob, ranks.get(token), tokenizer.token_text(token)) for token, logprob in likely.items()}

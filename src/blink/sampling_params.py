@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 from blink.errors import BadRequestError
-from blink.region.layout import CONSTANTS, SAMPLING, TABLE, ServiceClass
+from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
+from blink.sampling_ranges import SAMPLING_RANGES
 from blink.structural_tag import read_structural_tag
 from blink.structured_outputs import StructuredOutputsParams
 
@@ -22,6 +22,7 @@ MAX_LOGPROBS = CONSTANTS["max_logprobs"]
 MAX_ALLOWED_TOKENS = 1 << 20  # more than any vocabulary has
 MAX_LOGIT_BIAS = CONSTANTS["max_logit_bias"]
 MAX_TPOT_TARGET_MS = CONSTANTS["max_tpot_target_us"] / 1000
+MAX_CHOICES = 128
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _MAX_BUDGET = 1 << 30  # longer than any context
@@ -30,32 +31,9 @@ _SAMPLING_FIELDS = SAMPLING.names or ()
 _INTEGERS = (
     "n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority", "thinking_token_budget",
 )  # fmt: skip
+PLANNED_FIELDS = ("token_marks", "token_biases", "reasoning_limit", "reasoning_open", "reasoning_close")
+_NUMBERS = {int, float}  # nearly all are one of these, which is sooner seen
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
-
-
-class Range(NamedTuple):
-    """What a sampling parameter is unless told, and what it may be."""
-
-    default: float
-    low: float
-    high: float
-    holds_low: bool
-
-    def __str__(self) -> str:
-        return f"{'[' if self.holds_low else '('}{self.low:.15g}, {self.high:.15g}]"
-
-    def holds(self, value: float) -> bool:
-        """Tell whether a value is within the range, and stays there in the engine's float32; no NaN is."""
-        return self.low <= value <= self.high and (self.holds_low or _as_native(value) > self.low)
-
-
-def _read_range(name: str, default: float, low: float, high: float, holds_low: bool) -> Range:
-    kind = float if SAMPLING[name].kind == "f" else int
-    return Range(kind(default), kind(low), kind(high), holds_low)
-
-
-# The parameters that csrc/sampler/params.h lists, in its order.
-SAMPLING_RANGES: Mapping[str, Range] = {name: _read_range(name, *values) for name, values in TABLE["sampling"].items()}
 
 
 GuidedDecodingParams = StructuredOutputsParams  # older vLLM's name
@@ -82,6 +60,8 @@ class SamplingParams:
         max_tokens: None fills the context; 0 generates nothing, for prompts whose logprobs are wanted.
         logprobs: None for none, else how many top tokens to report beside the sampled one (0 to 20).
         prompt_logprobs: the same for each token of the prompt but the first; its prefix is not taken from the cache.
+        logprob_token_ids: tokens whose logprobs are reported beside the sampled one's, instead of the top ones' (20 at
+            most).
         flat_logprobs: taken; logprobs have one form.
         detokenize: False leaves the text empty, and forbids `stop`.
         output_kind: what each output of AsyncLLM's streams holds.
@@ -153,7 +133,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._fill_in()
-        _require(1 <= self.n <= 128, "n", "between 1 and 128", self.n)
+        _require(1 <= self.n <= MAX_CHOICES, "n", f"between 1 and {MAX_CHOICES}", self.n)
         _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
         _require(
             self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
@@ -162,8 +142,8 @@ class SamplingParams:
             self.min_tokens,
         )
         for name, allowed in SAMPLING_RANGES.items():
-            value = getattr(self, name)
-            _require(allowed.holds(value), name, f"in {allowed}", value)
+            if not allowed.holds(value := getattr(self, name)):
+                raise BadRequestError(f"{name} must be in {allowed}, got {value}.", name)
         self._check_integer("top_k")
         _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
         for name in ("logprobs", "prompt_logprobs"):
@@ -172,9 +152,8 @@ class SamplingParams:
         self._check_stops()
         _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
         self._check_tpot_target()
-        for name in ("logprob_token_ids", "repetition_detection"):
-            if getattr(self, name):
-                raise BadRequestError(f"{name} is not supported by this server.", name)
+        if self.repetition_detection:
+            raise BadRequestError("repetition_detection is not supported by this server.", "repetition_detection")
         budget = self.thinking_token_budget
         rule = f"between 0 and {_MAX_BUDGET}, or -1 for any"
         _require(budget is None or -1 <= budget <= _MAX_BUDGET, "thinking_token_budget", rule, budget)
@@ -198,12 +177,14 @@ class SamplingParams:
         for name in _INTEGERS:
             self._check_integer(name)
         for name in SAMPLING_RANGES:
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, Real):
+            value = getattr(self, name)
+            if type(value) not in _NUMBERS and (isinstance(value, bool) or not isinstance(value, Real)):
                 raise BadRequestError(f"{name} must be a number, got {value!r}.", name)
         self.stop = () if self.stop is None else self.stop
         self.stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self.logit_bias = {} if self.logit_bias is None else self.logit_bias
         self.seed = None if self.seed == -1 else self.seed
+        self._read_named_logprobs()
         if self.guided_decoding is not None:
             if self.structured_outputs not in (None, self.guided_decoding):
                 raise BadRequestError("Set either structured_outputs or guided_decoding.", "guided_decoding")
@@ -225,6 +206,16 @@ class SamplingParams:
             )
         _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
 
+    def _read_named_logprobs(self) -> None:
+        """Ask for one logprob for each token that is named."""
+        named, name = list(dict.fromkeys(self.logprob_token_ids or ())), "logprob_token_ids"
+        if not named:
+            self.logprob_token_ids = None
+            return
+        _require(len(named) <= MAX_LOGPROBS, name, f"at most {MAX_LOGPROBS} ids", len(named))
+        _require(self.logprobs in (None, len(named)), "logprobs", f"the number of {name}, or none", self.logprobs)
+        self.logprob_token_ids, self.logprobs = named, len(named)
+
     def _check_tpot_target(self) -> None:
         target = self.tpot_target_ms
         if target is None:
@@ -235,7 +226,7 @@ class SamplingParams:
         _require(target == 0 or 0.001 <= target <= MAX_TPOT_TARGET_MS, "tpot_target_ms", rule, target)
 
     def _check_tokens(self) -> None:
-        _check_biases(self.logit_bias or {})
+        _check_biases(self.logit_bias or {}, len(self.logprob_token_ids or ()))
         stops, allowed = self.stop_token_ids or (), self.allowed_token_ids
         most = MAX_STOP_TOKENS // 2
         _require(len(stops) <= most, "stop_token_ids", f"at most {most} ids", len(stops))
@@ -262,8 +253,12 @@ class SamplingParams:
 
     @property
     def biases(self) -> Sequence[tuple[int, float]]:
-        """Return all that is added to logits; a token may stand there more than once."""
-        return [*(self.logit_bias or {}).items(), *self.token_biases]
+        """Return all that is added to logits: nothing to those of logprob_token_ids, which come first.
+
+        A token may stand there more than once.
+        """
+        named = [(token, 0.0) for token in self.logprob_token_ids or ()]
+        return [*named, *(self.logit_bias or {}).items(), *self.token_biases]
 
     @property
     def _tpot_target_us(self) -> int:
@@ -276,6 +271,7 @@ class SamplingParams:
         assert self.max_tokens is not None  # the planner has filled it in
         values: dict[str, float] = {
             "num_logprobs": -1 if self.logprobs is None else self.logprobs,
+            "named_logprobs": len(self.logprob_token_ids or ()),
             "num_prompt_logprobs": 0 if self.prompt_logprobs is None else 1 + self.prompt_logprobs,
             "seed_low": seed & 0xFFFFFFFF,
             "seed_high": seed >> 32 & 0xFFFFFFFF,
@@ -321,16 +317,12 @@ class BeamSearchParams:
         _require(abs(self.length_penalty) <= _MAX_LENGTH_PENALTY, "length_penalty", rule, self.length_penalty)
 
 
-def _check_biases(biases: Mapping[int, float]) -> None:
-    _require(len(biases) <= MAX_LOGIT_BIASES, "logit_bias", f"at most {MAX_LOGIT_BIASES} entries", len(biases))
+def _check_biases(biases: Mapping[int, float], num_named: int) -> None:
+    most = MAX_LOGIT_BIASES - num_named
+    _require(len(biases) <= most, "logit_bias", f"at most {most} entries", len(biases))
     for bias in biases.values():
         rule = f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
         _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, "logit_bias", rule, bias)
-
-
-def _as_native(value: float) -> float:
-    """Return the value as the engine gets it: tiny ones become 0 in float32."""
-    return ctypes.c_float(value).value
 
 
 def _require(condition: bool, param: str, rule: str, value: object) -> None:

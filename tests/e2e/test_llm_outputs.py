@@ -106,6 +106,32 @@ def test_what_is_enqueued_is_completed_later_in_order(llm: LLM) -> None:
         llm.generate([PROMPT] * 3, sampled(), use_tqdm=False, priority=[1])
 
 
+def test_chats_are_enqueued_as_prompts_are(llm: LLM) -> None:
+    chats = [[{"role": "user", "content": text}] for text in ("Name one.", "Name two.")]
+    options: dict[str, Any] = {"chat_template": "{{ messages[0].content }}", "priority": 1}
+    ids = [*llm.enqueue_chat(chats, sampled(), False, **options), *llm.enqueue(PROMPT, sampled())]
+    outputs = llm.wait_for_completion(RequestOutput, use_tqdm=False)
+    assert [output.request_id for output in outputs] == ids
+    assert [output.prompt for output in outputs] == ["Name one.", "Name two.", PROMPT]
+    assert outputs[1].outputs == llm.chat(chats[1], sampled(), False, **options)[0].outputs
+    with pytest.raises(BadRequestError):
+        llm.enqueue_chat(chats, sampled(), lora_request=object())
+
+
+def test_named_tokens_have_the_logprobs_that_they_have_among_the_top_ones(llm: LLM) -> None:
+    [full] = llm.generate(PROMPT, sampled(logprobs=20), use_tqdm=False)[0].outputs
+    assert full.logprobs is not None
+    names = sorted(full.logprobs[0].keys() - {full.token_ids[0]})[:3]
+    [named] = llm.generate(PROMPT, sampled(logprob_token_ids=[*names, names[0]]), use_tqdm=False)[0].outputs
+    assert named.token_ids == full.token_ids and named.logprobs is not None  # a bias of nothing changes nothing
+    for token, position in zip(named.token_ids, named.logprobs, strict=True):
+        assert set(position) == {token, *names} and all(position[name].rank is None for name in names)
+    for name in names:
+        assert named.logprobs[0][name].logprob == pytest.approx(full.logprobs[0][name].logprob, abs=1e-5)
+    with pytest.raises(BadRequestError, match="not a token id"):
+        llm.generate(PROMPT, sampled(logprob_token_ids=[1 << 20]), use_tqdm=False)
+
+
 def test_a_chat_may_bring_its_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "Name one."}]
     template = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{{ mood }}"

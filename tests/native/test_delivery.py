@@ -241,7 +241,8 @@ def test_sampling_parameters_reach_the_slot_unchanged() -> None:
         "reasoning_open": 3,
         "reasoning_close": 4,
     }
-    expected = {**same, "num_logprobs": 3, "num_prompt_logprobs": 3, "seed_low": 9, "seed_high": 1 << 31}
+    expected = {**same, "num_logprobs": 3, "named_logprobs": 0, "num_prompt_logprobs": 3}
+    expected |= {"seed_low": 9, "seed_high": 1 << 31}
     assert expected.keys() == set(SAMPLING.names or ()), "a parameter that this test does not know"
     with running(small_config()) as h:
         request = Submission(np.asarray(PROMPT, np.int32), (5, 6), 9 | 1 << 63, b"")

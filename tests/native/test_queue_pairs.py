@@ -25,7 +25,8 @@ from blink.region.layout import (
 )
 from blink.region.memory import QueuePairAddresses
 from blink.region.native import lib
-from blink.sampling_params import SAMPLING_RANGES, SamplingParams
+from blink.sampling_params import SamplingParams
+from blink.sampling_ranges import SAMPLING_RANGES
 from harness import (
     Completion,
     Harness,
@@ -506,3 +507,24 @@ def test_an_idle_scheduler_has_news_of_all_that_a_frontend_does_but_live() -> No
         assert has_news() == [0, 1]
         h.step()
         assert has_news() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("named", "logprobs", "biases", "refusal"),
+    [(2, 2, 2, None), (2, 3, 3, RejectCode.SAMPLING_VALUE), (2, 2, 1, RejectCode.LOGIT_BIAS)],
+)
+def test_named_logprobs_are_all_of_them_and_have_their_biases(
+    named: int, logprobs: int, biases: int, refusal: RejectCode | None
+) -> None:
+    entry = np.zeros((), SQE)
+    entry["opcode"], entry["num_prompt_tokens"], entry["max_tokens"] = Opcode.SUBMIT, 9, 1
+    sampling = {"top_p": 1, "repetition_penalty": 1, "num_logprobs": logprobs, "named_logprobs": named}
+    for name, value in sampling.items():
+        entry["sampling"][name] = value
+    entry["num_biases"] = biases
+    with running(small_config()) as h:
+        pair = h.frontend()
+        pair._push(entry.tobytes())
+        h.step()
+        refusals = [c["token"] for c in raw_completions(pair) if c["kind"] == CqeKind.REJECTED]
+    assert refusals == ([] if refusal is None else [refusal])

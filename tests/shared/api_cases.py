@@ -56,6 +56,10 @@ def list_cases() -> list[Case]:
     made = (
         _completions,
         _chats,
+        _older_forms,
+        _batches,
+        _rendered,
+        _named_logprobs,
         _responses,
         _messages,
         _blocks,
@@ -154,6 +158,76 @@ def _chats() -> Iterator[Case]:
         yield _post("plain", CHAT, body)
         yield _post("tools", CHAT, {**body, "max_tokens": 30}, replies=("No.</think>Yes.",))
     yield _post("plain", CHAT, {"messages": [_USER], "prompt_logprobs": 0, "max_tokens": 1})
+
+
+def _older_forms() -> Iterator[Case]:
+    """Yield chats with functions instead of tools."""
+    called = {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 1}'}}
+    talk = [_USER, called, {"role": "function", "name": "add", "content": "2"}]
+    for fields in (
+        {},
+        {"function_call": "auto", "messages": talk},
+        {"function_call": {"name": "add"}},
+        {"function_call": "none"},
+    ):
+        body = {"messages": [_USER], "functions": [_FUNCTION], **fields}
+        yield from _both("tools", CHAT, body, replies=("Hm.</think>I add. " + _CALL,))
+    for wrong in ({"function_call": {"name": "add"}}, {"functions": 3}, {"functions": [_FUNCTION], "tools": _TOOLS}):
+        yield _post("tools", CHAT, {"messages": [_USER], **wrong})
+    yield _post("tools", CHAT, {"messages": [_USER], "functions": [_FUNCTION], "function_call": {"name": "sub"}})
+
+
+def _batches() -> Iterator[Case]:
+    """Yield several conversations in one request."""
+    path, chats = CHAT + "/batch", [[_USER], [{"role": "user", "content": "And you?"}]]
+    two = ("Yes. One fish", "No")
+    for fields in (
+        {},
+        {"max_tokens": 2, "logprobs": True, "top_logprobs": 1, "return_token_ids": True},
+        {"response_format": _JSON_SCHEMA, "request_id": "mine"},
+        {"stream": True},
+        {"n": 2},
+        {"tools": _TOOLS},
+        {"messages": []},
+        {"messages": [[_USER], []]},
+        {"messages": [_USER]},
+        {"temperature": "hot"},
+    ):
+        yield _post("plain", path, {"messages": chats, **fields}, replies=two)
+    yield _post("away", path, {"messages": chats})
+    yield _post("tools", path, {"messages": chats}, replies=("Hm.</think>Yes.", "No.</think>One."))
+
+
+def _rendered() -> Iterator[Case]:
+    """Yield requests whose prompt alone is wanted."""
+    for fields in (
+        {},
+        {"max_tokens": 3, "stream": True, "stream_options": {"include_usage": True}},
+        {"max_tokens": 3000},
+    ):
+        yield _post("plain", CHAT + "/render", {"messages": [_USER], "request_id": "mine", **fields})
+    for fields in (
+        {"prompt": ["One", "Two fish"]},
+        {"prompt": [5, 6], "stop": "x"},
+        {"prompt": "A", "use_beam_search": True},
+    ):
+        yield _post("plain", COMPLETIONS + "/render", fields)
+    yield _post("away", CHAT + "/render", {"messages": [_USER]})
+    yield _post("away", COMPLETIONS + "/render", {"prompt": "A"})
+
+
+def _named_logprobs() -> Iterator[Case]:
+    """Yield requests that name the tokens whose logprobs they want."""
+    named = {"logprob_token_ids": [28, 30], "return_tokens_as_token_ids": True, "max_tokens": 2}
+    for fields in ({"logprobs": True, "top_logprobs": 5}, {}, {"logprobs": True, "use_beam_search": True}):
+        yield from _both("plain", CHAT, {"messages": [_USER], **named, **fields})
+    yield from _both("plain", COMPLETIONS, {"prompt": "Hello", **named, "logprobs": 5})
+    for wrong in (
+        {"logprob_token_ids": [1 << 20]},
+        {"logprob_token_ids": [*range(21)]},
+        {"echo": True, "max_tokens": 0},
+    ):
+        yield _post("plain", COMPLETIONS, {"prompt": "Hello", "logprobs": 1, **named, **wrong})
 
 
 def _responses() -> Iterator[Case]:

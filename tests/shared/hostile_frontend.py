@@ -204,6 +204,8 @@ class HostileFrontend:
         sampling = entries["sampling"]
         sampling["top_p"] = sampling["repetition_penalty"] = 1.0
         sampling["num_logprobs"] = chance.integers(-1, 3, count)
+        named = (sampling["num_logprobs"] > 0) & (entries["num_biases"] >= 2) & (chance.random(count) < 0.5)
+        sampling["named_logprobs"] = np.where(named, sampling["num_logprobs"], 0)
         sampling["num_prompt_logprobs"] = np.where(chance.random(count) < 0.25, chance.integers(0, 4, count), 0)
         words = entries.view(np.uint32).reshape(count, SQE.itemsize // 4)
         for _ in range(2):
@@ -255,6 +257,8 @@ def are_bad(geometry: Any, entries: Any) -> npt.NDArray[np.bool_]:
     values |= beyond(sampling["presence_penalty"], -2, 2) | beyond(sampling["frequency_penalty"], -2, 2)
     values |= (sampling["top_k"] < -1) | beyond(sampling["num_logprobs"], -1, CONSTANTS["max_logprobs"])
     values |= sampling["num_prompt_logprobs"] > 1 + CONSTANTS["max_logprobs"]
+    named = sampling["named_logprobs"]
+    values |= (named > 0) & ((named != sampling["num_logprobs"]) | (named > biases))
     target = entries["tpot_target_us"]
     values |= (target > CONSTANTS["max_tpot_target_us"]) & (target != CONSTANTS["no_tpot_target"])
     values |= (entries["max_tokens"] < 1) | (sampling["min_tokens"] > entries["max_tokens"])

@@ -6,19 +6,21 @@ from __future__ import annotations
 from call_texts import BOOK, PLAIN, TITLE, Written, invokes
 
 
-def _keyed(name: str, mark: str, head: str) -> list[Written]:
+def keyed_texts(name: str, mark: str, head: str = "", end: str = "") -> list[Written]:
+    """Return texts with tags as GLM's in a group."""
+
     def call(function: str, *pairs: tuple[str, str]) -> str:
         inside = "".join(
-            f"<{mark}arg_key>{key}</{mark}arg_key>\n<{mark}arg_value>{value}</{mark}arg_value>\n"
+            f"<{mark}arg_key{end}>{key}</{mark}arg_key{end}>\n<{mark}arg_value{end}>{value}</{mark}arg_value{end}>\n"
             for key, value in pairs
         )
-        return f"<{mark}tool_call>{function}{head}\n{inside}</{mark}tool_call>"
+        return f"<{mark}tool_call{end}>{function}{head}\n{inside}</{mark}tool_call{end}>"
 
     book = call("book", ("title", TITLE), ("pages", "12"), ("used", "true"))
-    begin, end = f"<{mark}tool_calls>", f"</{mark}tool_calls>"
+    first, last = f"<{mark}tool_calls{end}>", f"</{mark}tool_calls{end}>"
     return [
-        Written(name, f"Good.{begin}\n{book}\n{end}", "Good.", [("book", BOOK)]),
-        Written(name, f"{begin}\n{call('now')}\n{book}{end}", "", [("now", {}), ("book", BOOK)]),
+        Written(name, f"Good.{first}\n{book}\n{last}", "Good.", [("book", BOOK)]),
+        Written(name, f"{first}\n{call('now')}\n{book}{last}", "", [("now", {}), ("book", BOOK)]),
     ]
 
 
@@ -148,8 +150,9 @@ LATE_TEXTS = [
     *_minimax_m3(),
     *_minicpm(),
     *_kimi_k3(),
-    *_keyed("hy_v3", "", "<tool_sep>"),
-    *_keyed("k2_horizon", "ifm|", ""),
+    *keyed_texts("hy_v3", "", "<tool_sep>"),
+    *keyed_texts("hy_v4", ""),
+    *keyed_texts("k2_horizon", "ifm|"),
     Written(
         "k2_horizon",
         "Before <ifm|tool_calls><ifm|tool_call>book"

@@ -17,7 +17,7 @@ from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from blink.region.layout import SAMPLING
 from blink.runner.run import Runner
-from blink.sampling_params import SAMPLING_RANGES
+from blink.sampling_ranges import SAMPLING_RANGES
 
 _FLOATS = {Param[name.upper()] for name in SAMPLING.names or () if SAMPLING[name].kind == "f"}
 NEUTRAL_PARAMS: dict[Param, float] = {

@@ -17,7 +17,7 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import count
@@ -105,13 +105,17 @@ class ScriptedEngine(FakeEngine):
         last = min(len(tokens), params.max_tokens or 1) - 1
         for index, token in enumerate(tokens[: last + 1]):
             reason = FinishReason.STOP if token in ends else FinishReason.LENGTH
-            step += _rivals(token, params.logprobs)
+            step += _named(params.logprob_token_ids) or _rivals(token, params.logprobs)
             yield [*step, _scored(CqeKind.TOKEN, token) | {"finish_reason": reason if index == last else 0}]
             step = []
 
 
 def _rivals(token: int, number: int | None) -> list[dict[str, Any]]:
     return [_scored(CqeKind.TOP_LOGPROB, token + rank) for rank in range(number or 0)]
+
+
+def _named(tokens: Sequence[int] | None) -> list[dict[str, Any]]:
+    return [_scored(CqeKind.TOP_LOGPROB, token) for token in tokens or ()]
 
 
 def _scored(kind: CqeKind, token: int) -> dict[str, Any]:

@@ -45,7 +45,11 @@ def _sample_row(logits: Tensor, batch: Batch, row: int, slot: int, context_len: 
     if num_logprobs >= 0:
         logprobs = logits.log_softmax(0, dtype=torch.float32)
         batch.sampled_logprobs[row] = logprobs[token]
-        batch.top_logprobs[row, :num_logprobs], batch.top_tokens[row, :num_logprobs] = logprobs.topk(num_logprobs)
+        best, tokens = logprobs.topk(num_logprobs)
+        if batch.params[slot, Param.NAMED_LOGPROBS]:
+            tokens = batch.bias_tokens[slot, :num_logprobs].long()
+            best = logprobs[tokens]
+        batch.top_logprobs[row, :num_logprobs], batch.top_tokens[row, :num_logprobs] = best, tokens
 
 
 def _draw(logits: Tensor, batch: Batch, slot: int, context_len: int) -> int:

@@ -66,7 +66,10 @@ def make_rows(seed: int) -> tuple[Tensor, Batch]:
         stops, biases = rng.sample(range(vocab_size), 5), rng.sample(range(vocab_size), rng.choice([0, 0, 3, 40]))
         words = {Param.NUM_PROMPT_TOKENS: num_prompt, Param.NUM_STOP_TOKENS: 5, Param.NUM_BIASES: len(biases)}
         words |= make_reasoning(random.Random(f"{seed} {row}"), length - num_prompt, vocab_size)
-        set_params(batch, slot, {**make_params(rng), **words})
+        params = make_params(rng)
+        if row % 2 and 0 < params[Param.NUM_LOGPROBS] <= len(biases):
+            words[Param.NAMED_LOGPROBS] = int(params[Param.NUM_LOGPROBS])
+        set_params(batch, slot, {**params, **words})
         batch.row_slots[row], batch.context_lens[row] = slot, length
         batch.stop_tokens[slot, :5] = torch.tensor(stops)
         batch.bias_tokens[slot, : len(biases)] = torch.tensor(biases, dtype=torch.int32)
@@ -95,13 +98,15 @@ def check_rows(
         wanted = int(batch.params[slot, Param.NUM_LOGPROBS])
         if wanted < 0 or token < 0:
             continue
+        is_named = bool(batch.params[slot, Param.NAMED_LOGPROBS])
+        named = batch.bias_tokens[slot, :wanted].tolist() if is_named else None
         found = torch.cat((batch.sampled_logprobs[row : row + 1], batch.top_logprobs[row, :wanted]))
         if not logits[row].max().isfinite():  # a hidden stop token
-            assert found.isnan().all() and batch.top_tokens[row, :wanted].tolist() == [*range(wanted)]
+            assert found.isnan().all() and batch.top_tokens[row, :wanted].tolist() == (named or [*range(wanted)])
             continue
-        best = logits[row].sort(descending=True, stable=True).indices[:wanted]  # the lowest of equals
-        assert batch.top_tokens[row, :wanted].tolist() == best.tolist(), (seed, row)
-        exact = reference[row, [token, *best.tolist()]]
+        best = named or logits[row].sort(descending=True, stable=True).indices[:wanted].tolist()  # the lowest of equals
+        assert batch.top_tokens[row, :wanted].tolist() == best, (seed, row)
+        exact = reference[row, [token, *best]]
         if is_exact:
             torch.testing.assert_close(found, exact.float(), rtol=1.2e-7, atol=1e-13)
         plain = torch.cat((expected.sampled_logprobs[row : row + 1], expected.top_logprobs[row, :wanted]))

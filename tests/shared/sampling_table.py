@@ -8,7 +8,7 @@ from pathlib import Path
 
 import blink
 from blink.region.layout import SAMPLING
-from blink.sampling_params import SAMPLING_RANGES
+from blink.sampling_ranges import SAMPLING_RANGES
 
 _LIST = Path(blink.__file__).parent / "csrc" / "sampler" / "params.h"
 _LINE = re.compile(r'^  PARAM\(\w+, (\w+), .*"(.*)"\)', re.MULTILINE)
@@ -47,6 +47,18 @@ the same numbers in any batch. Logprobs are those of the logits before step 1.
 `allowed_token_ids` and `bad_words` become biases that no noise outweighs. `allowed_token_ids` has a few hundred ids at
 most, or leaves out a few hundred. With penalties, only the latter works. A bad word of several tokens becomes an
 automaton: the text contains the word nowhere.
+
+## Logprobs of chosen tokens
+
+`logprob_token_ids` names up to 20 tokens. Each position has their logprobs and the sampled token's, instead of the top
+tokens'. A classifier so reads the probability of each label. `logprobs` must be set.
+
+```sh
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{
+  "prompt": "Is snow white? Answer:", "max_tokens": 1, "logprobs": 1, "logprob_token_ids": [3311, 1770]}'
+```
+
+The named tokens take places among the entries of `logit_bias`. Beam search answers 400.
 
 ## Length of the reasoning
 

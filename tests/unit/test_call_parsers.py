@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blink.text.message.argument_types import argument_types, to_json
-from blink.text.message.formats import CALL_FORMATS, find_call_format
+from blink.text.message.formats import CALL_FORMATS, find_call_format, fit_call_format
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallArguments, CallOpened, Content, Part, merge
 from blink.text.message.passages import Passages
@@ -21,7 +21,7 @@ from blink.vllm.table import load_table
 from call_texts import LOOK_ALIKES, NAMES, SCHEMAS, Written
 from call_texts import TEXTS as EARLY_TEXTS
 from cpu_seconds import least_seconds
-from late_call_texts import LATE_LOOK_ALIKES, LATE_TEXTS
+from late_call_texts import LATE_LOOK_ALIKES, LATE_TEXTS, keyed_texts
 
 TEXTS = [*EARLY_TEXTS, *LATE_TEXTS]
 IDS = [f"{each.format}-{place}" for place, each in enumerate(TEXTS)]
@@ -260,6 +260,7 @@ def test_a_mark_ends_arguments_that_lack_a_brace(name: str, mark: str) -> None:
         ("<dots_function_call>", "dots"),
         ("<ifm|tool_call>", "k2_horizon"),
         ("<tool_calls>\n<tool_call>{name}<tool_sep>\n<arg_key>", "hy_v3"),
+        ("<tool_calls:6f1>\n<tool_call:6f1>{name}\n<arg_key:6f1>", "hy_v4"),
         ("<|open|>call tool=<|sep|>", "kimi_k3"),
         ("<｜DSML｜ calls>", "deepseek_v41"),
         ("<|tools_prefix|>", "apertus"),
@@ -273,6 +274,14 @@ def test_a_mark_ends_arguments_that_lack_a_brace(name: str, mark: str) -> None:
 )
 def test_the_template_tells_the_format(template: str, name: str) -> None:
     assert find_call_format(template) == name
+
+
+def test_tags_have_the_end_that_a_template_shows() -> None:
+    form = fit_call_format(CALL_FORMATS["hy_v4"], "'<tool_calls:6f1>' ~ '<tool_call:6f1>'")
+    for plain, ended in zip(keyed_texts("hy_v4", ""), keyed_texts("hy_v4", "", end=":6f1"), strict=True):
+        parser = MessageParser(MessageForm(calls=form, names=NAMES, schemas=SCHEMAS))
+        assert read(parser.push(ended.text) + parser.finish()) == read(parse("hy_v4", [plain.text]))
+    assert fit_call_format(CALL_FORMATS["hy_v4"], "<tool_calls>") == CALL_FORMATS["hy_v4"]
 
 
 def test_other_names_of_parsers_are_those_that_there_are() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from blink.outputs import Logprob, logprobs_of
 from blink.region.layout import FinishReason
 from blink.request.planner import Plan, PlannedSequence, Planner
 from blink.request.source import Source, source_of
-from blink.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from blink.sampling_params import MAX_LOGIT_BIASES, BeamSearchParams, RequestOutputKind, SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
 from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
@@ -152,7 +153,7 @@ def test_parameters_are_positional_mutable_and_cloned() -> None:
         ("allowed_token_ids", []),
         ("truncate_prompt_tokens", 0),
         ("stream_interval", 0),
-        ("logprob_token_ids", [1]),
+        ("logprob_token_ids", [*range(21)]),
         ("repetition_detection", {"min_count": 3}),
     ],
 )
@@ -260,3 +261,25 @@ def test_a_file_that_cannot_be_read_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", blink.__all__)
 def test_every_name_of_the_package_is_there(name: str) -> None:
     assert getattr(blink, name) is not None
+
+
+def test_options_of_a_server_have_no_effect_on_an_engine_in_this_process(tmp_path: Path) -> None:
+    options = {"disable_log_stats": True, "max_num_queued_reqs": 5, "max_num_seqs": 3, "region": "test-options"}
+    assert read_options(str(write_tiny_model(tmp_path)), options).engine.max_num_seqs == 3
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logprob_token_ids": [*range(21)]},
+        {"logprob_token_ids": [1, 2], "logprobs": 5},
+        {"logprob_token_ids": [1], "logit_bias": dict.fromkeys(range(MAX_LOGIT_BIASES), 1.0)},
+    ],
+)
+def test_named_logprobs_have_their_bounds(params: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError):
+        SamplingParams(**params)
+    named = SamplingParams(logprob_token_ids=[7, 3, 7], logit_bias={5: 1.0}, logprobs=2)
+    assert (named.logprobs, named.biases[:2]) == (2, [(7, 0.0), (3, 0.0)])
+    assert replace(named, n=2).logprob_token_ids == [7, 3]
+    assert SamplingParams(logprob_token_ids=[]).logprobs is None

@@ -17,7 +17,7 @@ from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm, MessageParser
 from blink.text.message.parts import CallOpened, Content, Part, Reasoning, merge
 from blink.text.message.reasoning import as_prompted, is_reasoning_open
-from blink.text.message.reasoning_formats import REASONING_FORMATS, find_reasoning_format
+from blink.text.message.reasoning_formats import REASONING_FORMATS, find_reasoning_format, fit_reasoning_format
 from blink.vllm.table import load_table
 
 TAGGED = [name for name, form in REASONING_FORMATS.items() if not form.uses_harmony]
@@ -51,6 +51,18 @@ THOUGHT = [
     ("kimi_k3", None, "Hm.<|close|>think<|sep|><|open|>response<|sep|>Yes.<|close|>response<|sep|>", "Hm.", "Yes."),
     ("k2_horizon", None, "Hm.</ifm|think_fast>Yes.", "Hm.", "Yes."),
     ("k2_horizon", True, "<ifm|think_faster> </ifm|think_faster>Yes.", " ", "Yes."),
+    ("hy_v4", None, "<think>Hm.</think>Yes.", "Hm.", "Yes."),
+    ("hy_v4", True, "Hm.</think:x></think>Yes.", "Hm.</think:x>", "Yes."),
+    (
+        "inkling",
+        None,
+        "<|content_thinking|>Hm.<|end_message|><|message_model|><|content_text|>Yes.<|end_message|>"
+        "<|message_model|><|content_thinking|>So.<|end_message|><|message_model|><|content_text|>Or no."
+        "<|end_message|><|content_model_end_sampling|>",
+        "Hm.So.",
+        "Yes.Or no.",
+    ),
+    ("inkling", None, "<|content_text|>Yes.<|end_message|>", "", "Yes."),
     ("minimax_m3", None, "<mm:think>Hm.</mm:think>Yes.", "Hm.", "Yes."),
     ("minimax_m3", None, "</mm:think>Yes.", "", "Yes."),
     ("minimax_m3", None, "Yes</mm:think>.", "", "Yes</mm:think>."),
@@ -184,6 +196,7 @@ def test_calls_end_reasoning_that_has_no_end() -> None:
         ("<arg_key> <think>", "glm45"),
         ("<｜DSML｜tool_calls> <think>", "deepseek_v4"),
         ("<mm:think>", "minimax_m3"),
+        ("<|content_thinking|>", "inkling"),
         ("<ifm|think_fast>", "k2_horizon"),
         ("<|open|>think<|sep|>", "kimi_k3"),
         ("<|START_THINKING|>", "cohere_command3"),
@@ -194,6 +207,13 @@ def test_calls_end_reasoning_that_has_no_end() -> None:
 def test_the_template_tells_the_format(template: str, name: str) -> None:
     found = find_reasoning_format(template)
     assert found == (replace(REASONING_FORMATS[name], begins_inside=False) if name else None)
+
+
+def test_tags_have_the_end_that_a_template_shows() -> None:
+    found = find_reasoning_format("{% if a %}<think:6f1>{% else %}<think:6f1></think:6f1>{% endif %}")
+    assert found is not None and (found.open, found.close) == ("<think:6f1>", "</think:6f1>")
+    assert fit_reasoning_format(REASONING_FORMATS["hy_v4"], "<think>") == REASONING_FORMATS["hy_v4"]
+    assert fit_reasoning_format(REASONING_FORMATS["qwen3"], "<think:6f1>") is REASONING_FORMATS["qwen3"]
 
 
 def test_auto_is_by_the_template_and_none_is_none(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from blink.api.openai.sampling import build_sampling_params
 from blink.api.openai.schema import CompletionBody, GenerationBody
 from blink.errors import BadRequestError
 from blink.region.layout import SAMPLING
-from blink.sampling_params import SAMPLING_RANGES, SamplingParams
+from blink.sampling_params import SamplingParams
+from blink.sampling_ranges import SAMPLING_RANGES
 from sampling_table import meanings, render_page
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -83,6 +83,12 @@ WELL_FORMED: list[tuple[str, str, str, list[tuple[str, str]]]] = [
         [("add", ADD), ("get_weather", WEATHER)],
     ),
     ("llama3_json", f'<|python_tag|>{{"name": "add", "parameters": {ADD}}}', "", [("add", ADD)]),
+    (
+        "llama3_json",
+        f'Two: {{"name": "add", "parameters": {ADD}}}; {{"name": "add", "parameters": {ADD}}}',
+        "Two:",
+        [("add", ADD), ("add", ADD)],
+    ),
     ("mistral", f'[TOOL_CALLS] [{{"name": "add", "arguments": {ADD}}}]', "", [("add", ADD)]),
     (
         "mistral",
@@ -131,7 +137,7 @@ WITHOUT_CALLS = [
     ("llama3_json", '{"name": "Bob", "parameters": {"age": 3}}'),
     ("llama3_json", '{"colour": "red"}, as JSON'),
     ("llama3_json", "[1, 2, 3] are numbers"),
-    ("llama3_json", f'I would call {{"name": "add", "parameters": {ADD}}}.'),
+    ("llama3_json", 'I would call {"name": "Bob", "parameters": {}}.'),
     ("mistral", "[TOOL_CALLS] what?"),
     ("mistral", "A list [1, 2] and [TOOL"),
     ("phi4_mini_json", "functools are a module, functools[cache] too"),

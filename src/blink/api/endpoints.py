@@ -25,10 +25,12 @@ from blink.api.ollama.errors import write_error as write_ollama_error
 from blink.api.ollama.read import answer_show, read_generate, read_ollama_chat
 from blink.api.ollama.schema import GenerateBody, OllamaChatBody, ShowBody
 from blink.api.ollama.write import LINES, OllamaAnswer, OllamaLines
+from blink.api.openai.batch import BatchChatBody, read_batch
 from blink.api.openai.invocations import InvocationBody, read_invocation
 from blink.api.openai.message_chunks import open_stream
 from blink.api.openai.non_streaming_messages import open_non_streaming
 from blink.api.openai.read import read_chat, read_completion
+from blink.api.openai.render import answer_render_chat, answer_render_completion
 from blink.api.openai.responses.background import BackgroundResponse
 from blink.api.openai.responses.read import answer_input_tokens, read_responses
 from blink.api.openai.responses.schema import InputTokensBody, ResponsesBody, naming_origins
@@ -118,6 +120,34 @@ _ALL = (
         read=read_chat,
         writing=Writing(id_prefix="chatcmpl-", stream=open_stream, non_streaming=open_non_streaming),
         aliases=("/chat/completions",),
+    ),
+    Endpoint(
+        kind="chat_batch",
+        path="/v1/chat/completions/batch",
+        name="chat_batch",
+        summary="Answer several conversations: a choice for each.",
+        body=BatchChatBody,
+        main_field="messages",
+        read=read_batch,
+        writing=Writing(id_prefix="chatcmpl-", stream=open_stream, non_streaming=open_non_streaming),
+    ),
+    Endpoint(
+        kind="render_chat",
+        path="/v1/chat/completions/render",
+        name="render_chat",
+        summary="Return the prompt of a conversation as tokens, with the parameters of sampling.",
+        body=ChatBody,
+        main_field="messages",
+        read=answer_render_chat,
+    ),
+    Endpoint(
+        kind="render_completion",
+        path="/v1/completions/render",
+        name="render_completion",
+        summary="Return the prompts of a completion as tokens, with the parameters of sampling.",
+        body=CompletionBody,
+        main_field="prompt",
+        read=answer_render_completion,
     ),
     Endpoint(
         kind="invocations",

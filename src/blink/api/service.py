@@ -130,6 +130,7 @@ class ApiService:
             always_has_usage=self.config.enable_force_include_usage,
             shows_times=self.config.enable_per_request_metrics,
             store=self.store_limits,
+            trusts_templates=self.config.trust_request_chat_template,
         )
 
     def check_model(self, name: str | None) -> None:

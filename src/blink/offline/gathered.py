@@ -71,7 +71,8 @@ class GatheredOutput:
             gain = self._gains[place] = _Gain(logprob=gain.logprob)
         gain.text += delta.text
         gain.tokens += delta.tokens
-        gain.logprobs += [logprobs_of(self._tokenizer, entry) for entry in delta.logprobs]
+        is_ranked = not self._params.logprob_token_ids
+        gain.logprobs += [logprobs_of(self._tokenizer, entry, is_ranked=is_ranked) for entry in delta.logprobs]
         gain.logprob += sum(entry.logprob for entry in delta.logprobs)
         has_logprobs = self._params.logprobs is not None
         return CompletionOutput(

@@ -14,6 +14,8 @@ from blink.hub.localize import localize
 from blink.vllm.options import to_own_options
 
 _OF_CHATS = ("chat_template", "default_chat_template_kwargs")
+# vLLM's engine has these; here they are a server's, and there is none.
+_OF_SERVERS = {"disable_log_stats", "enable_log_requests", "max_num_queued_reqs", "shutdown_timeout"}
 
 
 class EngineArgs:
@@ -59,9 +61,10 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
         FrontendConfig: _OF_CHATS,
     }
     known = {name for each in names.values() for name in each}
-    options = to_own_options(options, known)
+    options = to_own_options(options, known | _OF_SERVERS)
     if options.pop("data_parallel_size", 1) != 1:
         raise ConfigError("data_parallel_size is for `blink serve`: an engine in this process is one; it has one GPU")
+    options = {name: value for name, value in options.items() if name not in _OF_SERVERS}
     if unknown := set(options) - known:
         raise ConfigError(f"unknown option {min(unknown)!r}; known: {', '.join(sorted(known))}")
     chosen: dict[type, dict[str, Any]] = {

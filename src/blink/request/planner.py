@@ -182,7 +182,7 @@ class Planner:
         assets = self._assets
         sequences: list[PlannedSequence] = []
         for prompt in prompts:
-            fitted = limit_reasoning(_fit(params, prompt, engine.max_model_len), prompt.tokens, form, assets)
+            fitted = limit_reasoning(fit_max_tokens(params, prompt, engine.max_model_len), prompt.tokens, form, assets)
             base = self._draw_seed(64) if params.seed is None else params.seed
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.
@@ -203,7 +203,7 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
     """
     if params.priority and engine.scheduling_policy != "priority":
         raise BadRequestError('Got priority but the scheduling policy is not "priority".', "priority")
-    for param in ("stop_token_ids", "logit_bias", "allowed_token_ids"):
+    for param in ("stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"):
         for token in getattr(params, param) or ():
             if not 0 <= token < engine.vocab_size:
                 told = f"{param}: {token} is not a token id of this model, which has {engine.vocab_size}."
@@ -221,8 +221,12 @@ def _rules_of(params: SamplingParams, rules: PromptRules) -> PromptRules:
     return replace(rules, token_limit=params.max_tokens, truncate=keep, cache_salt=salt)
 
 
-def _fit(params: SamplingParams, prompt: Prompt, max_model_len: int) -> SamplingParams:
-    """Let a request without a limit fill the context."""
+def fit_max_tokens(params: SamplingParams, prompt: Prompt, max_model_len: int) -> SamplingParams:
+    """Let a request without a limit fill the context.
+
+    Raises:
+        BadRequestError: its min_tokens do not fit.
+    """
     if params.max_tokens is not None:
         return params
     max_tokens = max_model_len - prompt.num_tokens

@@ -17,7 +17,7 @@ from blink.region.layout import COMPLETION, CqeKind, FinishReason, RejectCode, S
 from blink.request.planner import PlannedSequence
 from blink.text.generation import FINISH_NAMES, Generation
 
-_READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason"))
+_READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason", "rank"))
 _ADMITTED, _TOKEN, _TOP_LOGPROB = int(CqeKind.ADMITTED), int(CqeKind.TOKEN), int(CqeKind.TOP_LOGPROB)
 _PROMPT_LOGPROB = int(CqeKind.PROMPT_LOGPROB)
 _FINISHED, _REJECTED = int(CqeKind.FINISHED), int(CqeKind.REJECTED)
@@ -47,7 +47,16 @@ class Owner(Protocol):
 class OpenSequence:
     """A sequence that the engine has: whose it is and, for the observer, when it did what."""
 
-    __slots__ = ("admitted", "first", "generation", "is_waiting", "last_ns", "num_prompt_tokens", "owner")
+    __slots__ = (
+        "admitted",
+        "first",
+        "generation",
+        "is_waiting",
+        "last_ns",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "owner",
+    )
 
     def __init__(self, owner: Owner, generation: Generation, num_prompt_tokens: int) -> None:
         self.owner = owner
@@ -57,6 +66,7 @@ class OpenSequence:
         self.admitted: float | None = None  # seconds, time.perf_counter
         self.first: float | None = None
         self.last_ns = 0
+        self.num_preemptions = 0
 
 
 class Observer:
@@ -139,7 +149,7 @@ class SequenceTable:
         owners: dict[Owner, None] = {}
         begun: dict[Owner, None] = {}
         find, note_token = self._open.get, self._observer.note_token
-        for sequence, time_ns, token, logprob, kind, reason in _READER.read(rows):
+        for sequence, time_ns, token, logprob, kind, reason, rank in _READER.read(rows):
             opened = find(sequence)
             if opened is None:  # cancelled: its last completions are nobody's
                 continue
@@ -147,6 +157,7 @@ class SequenceTable:
             try:
                 if kind == _TOKEN:
                     note_token(opened, time_ns)
+                    opened.num_preemptions = rank
                     self._add_token(sequence, opened, token, logprob, reason)
                     if opened.generation.num_tokens == 1:
                         begun[opened.owner] = None
@@ -155,6 +166,7 @@ class SequenceTable:
                 elif kind == _PROMPT_LOGPROB:
                     opened.generation.add_prompt_logprob(token, logprob)
                 else:
+                    opened.num_preemptions = rank
                     self._note_change(sequence, opened, kind, token, reason)
             except Exception as error:
                 logger.exception("a completion could not be handled")

@@ -20,7 +20,12 @@ from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format, fit_call_format
 from blink.text.message.harmony import END_TOKENS, MARKS
-from blink.text.message.reasoning_formats import HARMONY_REASONING, REASONING_FORMATS, find_reasoning_format
+from blink.text.message.reasoning_formats import (
+    HARMONY_REASONING,
+    REASONING_FORMATS,
+    find_reasoning_format,
+    fit_reasoning_format,
+)
 from blink.text.template import ChatTemplate
 from blink.text.template_sources import DEFAULT, TOOL_USE, choose_template, find_gguf_templates, find_templates
 from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
@@ -101,6 +106,7 @@ def _message_formats(
     calls = CALL_FORMATS.get(config.tool_call_parser) or _call_format(template, compiled)
     calls = fit_call_format(calls, template) if calls is not None else None
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
+    reasoning = fit_reasoning_format(reasoning, template) if reasoning is not None else None
     if config.tool_call_parser == "auto" and reasoning is HARMONY_REASONING:
         calls = HARMONY
     if config.reasoning_parser == "auto":

@@ -11,7 +11,8 @@ from blink.config import ModelConfig, parse_object
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.files import DEFAULT_SAMPLING, default_model_path
 from blink.models.weights.text_files import read_json
-from blink.sampling_params import SAMPLING_RANGES, SamplingParams
+from blink.sampling_params import SamplingParams
+from blink.sampling_ranges import SAMPLING_RANGES
 
 _FILE = "generation_config.json"
 _MOST_TOKENS = "max_new_tokens"  # the most that any request gets: its max_tokens

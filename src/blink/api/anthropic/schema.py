@@ -14,7 +14,7 @@ from blink.api.anthropic.talk import chat_messages
 from blink.api.openai.schema import ChatBody
 from blink.api.serving.body import Body
 from blink.errors import BadRequestError
-from blink.sampling_params import SAMPLING_RANGES
+from blink.sampling_ranges import SAMPLING_RANGES
 
 MIN_THINKING_TOKENS = 1024
 # Field -> why it is taken and changes nothing.

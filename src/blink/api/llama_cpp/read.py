@@ -14,6 +14,7 @@ from blink.api.llama_cpp.errors import naming_origins
 from blink.api.llama_cpp.schema import ApplyTemplateBody, InfillBody, LlamaCppCompletionBody
 from blink.api.llama_cpp.write import LlamaCppReply
 from blink.api.openai.read import read_completion, text_of
+from blink.api.openai.request_template import rendering_of
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.link.client import RegionInfo
 from blink.request.planner import Planner
@@ -41,6 +42,6 @@ def answer_apply_template(
     body: ApplyTemplateBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo
 ) -> ParsedRequest:
     """Answer with the text of a conversation as a prompt."""
-    del bounds, engine
-    text = Planner(assets).render(body.messages, body.rendering(assets.template_defaults))
+    del engine
+    text = Planner(assets).render(body.messages, rendering_of(body, assets, bounds))
     return ParsedRequest(model=body.model, answer=orjson.dumps({"prompt": text}))

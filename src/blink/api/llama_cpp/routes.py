@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from blink import __version__
 from blink.api.serving.served_model import ServedModel
 from blink.errors import NotFoundError
-from blink.sampling_params import SAMPLING_RANGES
+from blink.sampling_ranges import SAMPLING_RANGES
 
 _REFUSED = {
     "/embedding": "This server makes no embeddings: its models generate text.",

@@ -16,7 +16,8 @@ from blink.api.openai.logprobs import LogprobFormat
 from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
 from blink.errors import BlinkError
-from blink.sampling_params import SAMPLING_RANGES, SamplingParams
+from blink.sampling_params import SamplingParams
+from blink.sampling_ranges import SAMPLING_RANGES
 from blink.text.generation import Delta, Generation, TokenLogprob
 
 

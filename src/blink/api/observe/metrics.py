@@ -27,6 +27,7 @@ _REQUEST = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.
 _REQUEST += (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
 _LENGTH = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
 _COUNT = (1.0, 2.0, 5.0, 10.0, 20.0)
+_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 
 TTFT = "time_to_first_token_seconds"
 ITL = "inter_token_latency_seconds"
@@ -40,6 +41,7 @@ PROMPT_TOKENS = "request_prompt_tokens"
 COMPUTED_TOKENS = "request_prefill_kv_computed_tokens"
 GENERATION_TOKENS = "request_generation_tokens"
 MAX_GENERATION_TOKENS = "request_max_num_generation_tokens"
+PREEMPTIONS = "request_num_preemptions"
 PARAMS_N = "request_params_n"
 PARAMS_MAX_TOKENS = "request_params_max_tokens"
 
@@ -56,6 +58,7 @@ _HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
     COMPUTED_TOKENS: ("Prompt tokens of a request that were not taken from the prefix cache.", _LENGTH),
     GENERATION_TOKENS: ("Generated tokens of a request.", _LENGTH),
     MAX_GENERATION_TOKENS: ("Generated tokens of a request's longest sequence.", _LENGTH),
+    PREEMPTIONS: ("How often a sequence was preempted, up to 255.", _PREEMPTIONS),
     PARAMS_N: ("The parameter n of a request.", _COUNT),
     PARAMS_MAX_TOKENS: ("The parameter max_tokens of a request.", _LENGTH),
 }

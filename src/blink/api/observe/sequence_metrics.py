@@ -41,6 +41,7 @@ class SequenceMetrics(Observer):
         observe(names.PROMPT_TOKENS, opened.num_prompt_tokens)
         observe(names.COMPUTED_TOKENS, opened.num_prompt_tokens - opened.generation.cached_tokens)
         observe(names.GENERATION_TOKENS, num_tokens)
+        observe(names.PREEMPTIONS, opened.num_preemptions)
         if opened.admitted is not None:
             observe(names.INFERENCE, now - opened.admitted)
         if opened.first is not None:

@@ -24,12 +24,7 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     ),
     "The server has no profiler: `blink trace` writes a timeline of its steps.": ("/start_profile", "/stop_profile"),
     "No code is run for clients.": ("/collective_rpc",),
-    "Not yet: several chats in one request. Send them at once, each in a request of its own.": (
-        "/v1/chat/completions/batch",
-    ),
-    "Not yet: prompts that are only rendered. /tokenize returns the tokens of a chat.": (
-        "/v1/chat/completions/render", "/v1/completions/render",
-    ),
+    "Not here: /tokenize and /v1/chat/completions/render return the tokens of a chat.": ("/v1/messages/render",),
     "Not here: /v1/completions takes token ids, and returns them with return_token_ids.": (
         "/inference/v1/generate", "/generate",
     ),

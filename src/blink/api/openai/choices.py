@@ -27,7 +27,9 @@ class ChoicesReply(Reply):
     role: str = "assistant"
     num_choices: int = 1  # per prompt
     has_logprobs: bool = False
+    has_named_logprobs: bool = False  # of tokens that the request names, instead of the best ones
     has_prompt_logprobs: bool = False
+    calls_functions: bool = False  # the request has functions instead of tools
     names_token_ids: bool = False  # in logprobs: tokens by their ids, not their texts
     return_token_ids: bool = False
     include_usage: bool = False
@@ -43,7 +45,7 @@ class ChoicesReply(Reply):
     @property
     def _logprob_format(self) -> LogprobFormat:
         assert self.tokenizer is not None
-        return LogprobFormat(self.tokenizer, as_token_ids=self.names_token_ids)
+        return LogprobFormat(self.tokenizer, as_token_ids=self.names_token_ids, always_sampled=self.has_named_logprobs)
 
     def write_prompt_logprobs(self, scores: Sequence[TokenLogprob]) -> list[Any] | None:
         """Return the logprobs of a prompt, None if they were not asked for."""

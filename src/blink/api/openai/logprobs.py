@@ -19,8 +19,10 @@ def _finite(logprob: float) -> float:
 class LogprobFormat:
     """How one response writes its logprobs."""
 
-    def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, as_token_ids: bool, always_sampled: bool = False) -> None:
+        """Write token ids instead of texts, or the sampled token among its alternatives in chats too."""
         self._tokenizer = tokenizer
+        self._always_sampled = always_sampled
         self._as_token_ids = as_token_ids
 
     def completion(self, entries: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
@@ -55,11 +57,11 @@ class LogprobFormat:
 
     def chat(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
         """Return /v1/chat/completions' list of tokens."""
-        content = [
-            {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in entry.top]}
-            for entry in entries
-        ]
-        return {"content": content}
+        return {"content": [self._content(entry) for entry in entries]}
+
+    def _content(self, entry: TokenLogprob) -> dict[str, Any]:
+        tops = _rivals(entry).items() if self._always_sampled else entry.top
+        return {**self._entry(entry.token, entry.logprob), "top_logprobs": [self._entry(*top) for top in tops]}
 
     def length(self, entries: Sequence[TokenLogprob]) -> int:
         """Return the characters by which these tokens move the text offset."""

@@ -66,8 +66,10 @@ def full_message(role: str, parts: Iterable[Part], form: MessageForm) -> dict[st
     return message
 
 
-def finish_reason(generation: Generation, parser: MessageParser, form: MessageForm) -> str | None:
+def finish_reason(
+    generation: Generation, parser: MessageParser, form: MessageForm, *, calls_functions: bool = False
+) -> str | None:
     """Return why a reply ended: as in OpenAI's API a call that was named beforehand is no reason."""
     if parser.num_calls and generation.finish_reason == "stop" and not form.is_named:
-        return "tool_calls"
+        return "function_call" if calls_functions else "tool_calls"
     return generation.finish_reason

@@ -9,10 +9,12 @@ import orjson
 
 from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.chunks import ChunkEncoder
+from blink.api.openai.functions import with_function_call
 from blink.api.openai.message_body import MessageDeltas, finish_reason
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
 from blink.text.message.parser import MessageForm, MessageParser
+from blink.text.message.parts import Part
 
 
 def open_stream(reply: ChoicesReply, session: Session) -> ChunkEncoder:
@@ -47,14 +49,21 @@ class MessageChunkEncoder(ChunkEncoder):
             generation.reasoning_tokens += len(delta.tokens)
         if has_ended:
             parts += choice.parser.finish()
-        chunks = [self._encode_chunk(generation, choice, choice.deltas.encode(part)) for part in parts]
+        chunks = [self._encode_chunk(generation, choice, self._encode_part(choice, part)) for part in parts]
         if has_ended:
             end = {
-                "finish_reason": finish_reason(generation, choice.parser, self._form),
+                "finish_reason": self._finish_reason(generation, choice),
                 "stop_reason": generation.stop_reason,
             }
             chunks.append(self._encode_chunk(generation, choice, {}, end))
         return b"".join(chunks)
+
+    def _encode_part(self, choice: _Choice, part: Part) -> dict[str, Any]:
+        delta = choice.deltas.encode(part)
+        return with_function_call(delta) if self._reply.calls_functions else delta
+
+    def _finish_reason(self, generation: Generation, choice: _Choice) -> str | None:
+        return finish_reason(generation, choice.parser, self._form, calls_functions=self._reply.calls_functions)
 
     def _encode_chunk(
         self, generation: Generation, choice: _Choice, delta: dict[str, Any], end: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from blink.api.openai.choices import ChoicesReply, NonStreamingChoices, chat_choice
+from blink.api.openai.functions import with_function_call
 from blink.api.openai.message_body import finish_reason, full_message
 from blink.api.serving.session import Session
 from blink.text.generation import Delta, Generation, TokenLogprob
@@ -56,5 +57,7 @@ class NonStreamingMessages(NonStreamingChoices):
         if gathered.parser.repeats_reasoning:
             parts = [part for part in parts if not isinstance(part, Reasoning)]
         delta = Delta("", gathered.tokens, gathered.logprobs)
-        choice = chat_choice(self._reply, generation, delta, full_message(self._reply.role, parts, self._form))
-        return choice | {"finish_reason": finish_reason(generation, gathered.parser, self._form)}
+        message, is_older = full_message(self._reply.role, parts, self._form), self._reply.calls_functions
+        message = with_function_call(message) if is_older else message
+        reason = finish_reason(generation, gathered.parser, self._form, calls_functions=is_older)
+        return chat_choice(self._reply, generation, delta, message) | {"finish_reason": reason}

@@ -12,6 +12,7 @@ from typing import Any
 from blink.api.openai.beam_search import read_beam_search
 from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.message_form import message_form
+from blink.api.openai.request_template import rendering_of
 from blink.api.openai.sampling import build_sampling_params
 from blink.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
@@ -27,7 +28,7 @@ from blink.text.message.reasoning import is_reasoning_open, is_switched_off
 from blink.text.prompt import read_tokens
 
 _TEXTS = {"prompt", "suffix", "bad_words", "messages", "tools", "documents", "stop", "user", "cache_salt"}
-_TEXTS |= {"response_format", "structured_outputs"}
+_TEXTS |= {"response_format", "structured_outputs", "functions", "chat_template", "vllm_xargs"}
 _MAX_SHOWN_CHARS = 256
 _NEEDS_CONTENT = "force_nonempty_content"  # variable of a chat template, by which an answer has content in any case
 
@@ -60,7 +61,7 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
 def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Render and tokenize a conversation."""
     parsed_at = time.perf_counter()
-    rendering = body.rendering(assets.template_defaults)
+    rendering = rendering_of(body, assets, bounds)
     given = body.kv_transfer_params
     source = Planner(assets).render(body.messages, rendering) if given is None else given.prompt_token_ids
     _check_count(1, body, engine)
@@ -85,7 +86,14 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
         params=params,
         tool_use=body.tool_use,
         search=read_beam_search(body, params),
-        reply=ChoicesReply(is_chat=True, role=role, message=form, echoes=echoes, **_reply_fields(body, params, bounds)),
+        reply=ChoicesReply(
+            is_chat=True,
+            role=role,
+            message=form,
+            echoes=echoes,
+            calls_functions=bool(body.functions),
+            **_reply_fields(body, params, bounds),
+        ),
         stream=bool(body.stream),
         request_id=body.request_id,
         shown=_shown(body) if bounds.shows_fields else {},
@@ -115,6 +123,7 @@ def _reply_fields(body: GenerationBody, params: SamplingParams, bounds: Bounds) 
         "num_choices": params.n,
         "has_logprobs": params.logprobs is not None,
         "has_prompt_logprobs": body.prompt_logprobs is not None,
+        "has_named_logprobs": bool(params.logprob_token_ids),
         "names_token_ids": bool(body.return_tokens_as_token_ids) or bounds.names_token_ids,
         "return_token_ids": bool(body.return_token_ids),
         "has_times": bounds.shows_times,

@@ -9,7 +9,8 @@ from typing import Any
 from blink.api.openai.schema import ChatBody, CompletionBody
 from blink.api.openai.structured import read_structured_outputs
 from blink.errors import BadRequestError
-from blink.sampling_params import SAMPLING_RANGES, SamplingParams
+from blink.sampling_params import SamplingParams
+from blink.sampling_ranges import SAMPLING_RANGES
 
 _MAX_DIGITS = 10  # more than any token id has
 _MAX_SHOWN = 40  # characters of a wrong one
@@ -24,6 +25,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
     """
     if body.token_limit == 0 and not body.echo:
         raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
+    _check_named_logprobs(body)
     limits = [limit for limit in (body.token_limit, defaults.get("max_tokens")) if limit is not None]
     chosen = {name: getattr(body, name) for name in SAMPLING_RANGES}
     filled: dict[str, Any] = {
@@ -35,11 +37,13 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         max_tokens=int(min(limits)) if limits else None,
         min_tokens=body.min_tokens,
         seed=body.seed,
-        logprobs=body.top_logprobs_count,
+        logprobs=None if body.logprob_token_ids else body.top_logprobs_count,
+        logprob_token_ids=body.logprob_token_ids,
         prompt_logprobs=body.prompt_logprobs_count,
         logit_bias=_by_token_id(body.logit_bias or {}),
         allowed_token_ids=body.allowed_token_ids or None,
         bad_words=body.bad_words,
+        extra_args=body.vllm_xargs,
         thinking_token_budget=body.thinking_token_budget,
         stop=body.stop,
         stop_token_ids=body.stop_token_ids or (),
@@ -53,6 +57,18 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         structured_outputs=read_structured_outputs(body.response_format, body.structured_outputs),
         **filled,
     )
+
+
+def _check_named_logprobs(body: CompletionBody | ChatBody) -> None:
+    name = "logprob_token_ids"
+    if not body.logprob_token_ids:
+        return
+    if body.top_logprobs_count is None:
+        raise BadRequestError(f"when using `{name}`, `logprobs` must be set.", name)
+    if body.token_limit == 0:
+        raise BadRequestError(f"{name} needs max_tokens of at least 1: no output tokens are generated.", name)
+    if body.use_beam_search:
+        raise BadRequestError(f"{name} is not supported with beam search.", name)
 
 
 def _by_token_id(biases: Mapping[str, float]) -> dict[int, float]:

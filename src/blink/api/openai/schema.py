@@ -19,15 +19,17 @@ from pydantic import (
     model_validator,
 )
 
+from blink.api.openai.functions import with_tools
 from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
 from blink.api.openai.tools import check_tool_fields, read_tool_use
 from blink.api.openai.unsupported import reject_unsupported
 from blink.api.serving.body import MAX_ID_CHARS, Body
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
-from blink.sampling_params import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS
+from blink.sampling_params import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS, MAX_STOPS
 from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
+from blink.text.template import ChatTemplate
 
 # The first wrong item ends the check: a list of a million of them would take minutes and gigabytes.
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
@@ -39,6 +41,7 @@ _MAX_LENGTHS = {
     "logit_bias": MAX_LOGIT_BIASES,
     "bad_words": MAX_LOGIT_BIASES,
     "allowed_token_ids": MAX_ALLOWED_TOKENS,
+    "logprob_token_ids": MAX_LOGPROBS,
 }
 
 
@@ -98,10 +101,12 @@ class GenerationBody(Body):
     ) = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: TokenIds | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -243,18 +248,12 @@ class ConversationBody(Body):
         self._tool_use = read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls is not False)
         return self
 
-    @model_validator(mode="after")
-    def _check_rendering(self) -> ConversationBody:
-        if self.chat_template is not None:
-            raise BadRequestError("Chat templates in requests are not allowed.", "chat_template")
-        return self
-
     @property
     def tool_use(self) -> ToolUse | None:
         """Return what the reply may or must call, None for nothing."""
         return self._tool_use
 
-    def rendering(self, defaults: Mapping[str, Any]) -> Rendering:
+    def rendering(self, defaults: Mapping[str, Any], template: ChatTemplate | None = None) -> Rendering:
         """Return how the messages become a prompt; `defaults` are variables that a request need not give."""
         given = {**defaults, **(self.chat_template_kwargs or {})}
         variables = {"documents": self.documents, **given, "tools": self.tools or None}
@@ -263,6 +262,7 @@ class ConversationBody(Body):
         return Rendering(
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=self.continue_final_message,
+            template=template,
             variables=variables,
         )
 
@@ -286,6 +286,13 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     suffix: Literal[""] | None = None
     user: Any = None
     kv_transfer_params: KvTransferParams | None = None  # its tokens are the prompt, whatever the messages are
+    functions: Any = None  # tools, in OpenAI's older form
+    function_call: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_functions(cls, fields: Any) -> Any:
+        return with_tools(fields) if isinstance(fields, dict) else fields
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatBody:

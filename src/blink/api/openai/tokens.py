@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import orjson
 
+from blink.api.openai.request_template import rendering_of
 from blink.api.openai.schema import ConversationBody, DetokenizeBody, TokenizeChatBody, TokenizeTextBody
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError
@@ -37,7 +38,7 @@ def answer_tokenize(
 def tokens_of(body: TokenizeTextBody | ConversationBody, assets: ModelAssets, bounds: Bounds) -> list[int]:
     """Return the tokens of a text or a conversation."""
     is_text = isinstance(body, TokenizeTextBody)
-    text = body.prompt if is_text else Planner(assets).render(body.messages, body.rendering(assets.template_defaults))
+    text = body.prompt if is_text else Planner(assets).render(body.messages, rendering_of(body, assets, bounds))
     if len(text) > bounds.max_tokenize_chars:
         raise BadRequestError(
             f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",

@@ -39,6 +39,7 @@ class Bounds:
     shows_times: bool = False  # in answers
     store: StoreLimits | None = None  # of responses that later requests go on from; None: none are kept
     owner: bytes = b""  # the digest of the request's API key
+    trusts_templates: bool = False  # requests may bring a chat template
     is_hurried: bool = False  # others wait while the body is read
 
 

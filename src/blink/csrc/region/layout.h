@@ -223,7 +223,7 @@ struct Sqe {
   FIELD(uint32_t, automaton_bytes);                           // 0: the text may be any
   FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
   FIELD(uint32_t, tpot_target_us);                            // 0: the engine's
-  uint32_t reserved[15];
+  uint32_t reserved[14];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
@@ -233,7 +233,7 @@ struct CqeTag {
   FIELD(uint8_t, phase);  // 0 or 1
   FIELD(CqeKind, kind);
   FIELD(FinishReason, finish_reason);
-  FIELD(uint8_t, rank);  // of a kTopLogprob
+  FIELD(uint8_t, rank);  // of a kTopLogprob; of tokens and ends how often the sequence was preempted, up to 255
 };
 BLINK_FN uint32_t tag_word(CqeTag tag) { return __builtin_bit_cast(uint32_t, tag); }
 BLINK_FN CqeTag tag_of(uint32_t word) { return __builtin_bit_cast(CqeTag, word); }

@@ -31,6 +31,7 @@ struct Sampling {
   FIELD(uint32_t, seed_low);
   FIELD(uint32_t, seed_high);
   FIELD(int32_t, num_logprobs);          // -1: none
+  FIELD(uint32_t, named_logprobs);       // of these, those of the first biases' tokens; 0: of the best ones
   FIELD(uint32_t, num_prompt_logprobs);  // completions for each prompt token: its logprob and its rivals'; 0: none
   FIELD(uint32_t, min_tokens);
   FIELD(uint32_t, reasoning_limit);  // 1 + the generated tokens behind which reasoning is closed; 0: it may be any
@@ -48,6 +49,7 @@ BLINK_FN bool valid_sampling(const Sampling& e) {
 #define IS_WITHIN(type, name, usual, low_end, low, high, meaning) \
   within(e.name, type(low), type(high)) && (low_end == Low::kIn || e.name > type(low)) &&
   return SAMPLING_PARAMS(IS_WITHIN) within(e.num_logprobs, -1, int32_t(kMaxLogprobs)) &&
+         (e.named_logprobs == 0 || int64_t(e.named_logprobs) == e.num_logprobs) &&
          e.num_prompt_logprobs <= 1 + kMaxLogprobs;
 #undef IS_WITHIN
 }

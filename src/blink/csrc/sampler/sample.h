@@ -71,9 +71,16 @@ BLINK_FN void sample_row(const Group& group, RowShared<Group>& shared, Best& bes
                  : row.may_end && winner.value == -kInfinity ? kGrammarDone
                                                              : kInvalidLogits;
   if (p.num_logprobs < 0 || !has_token) return;
-  const auto log_mass = rank_logprobs(group, shared, best, part.with(nullptr), uint32_t(p.num_logprobs), row.top_tokens,
-                                      row.top_logprobs);
-  if (is_first) *row.logprob = float(part.logit_of(winner.token) - log_mass);
+  const uint32_t ranked = uint32_t(p.num_logprobs) - p.named_logprobs;
+  const auto log_mass =
+      rank_logprobs(group, shared, best, part.with(nullptr), ranked, row.top_tokens, row.top_logprobs);
+  if (!is_first) return;
+  *row.logprob = float(part.logit_of(winner.token) - log_mass);
+  BLINK_ROLLED
+  for (uint32_t i = 0; i < p.named_logprobs; i++) {
+    row.top_tokens[i] = slot.bias_tokens[i];
+    row.top_logprobs[i] = float(part.logit_of(uint32_t(slot.bias_tokens[i])) - log_mass);
+  }
 }
 
 }  // namespace blink

@@ -78,7 +78,7 @@ BLINK_RARE_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.num_stop_tokens > kInlineStopTokens &&
       !in_arena(g, e.more_stop_offset, uint64_t(e.num_stop_tokens - kInlineStopTokens) * 4))
     return RejectCode::kStopTokens;
-  if (e.num_biases > kMaxLogitBiases) return RejectCode::kLogitBias;
+  if (e.num_biases > kMaxLogitBiases || e.sampling.named_logprobs > e.num_biases) return RejectCode::kLogitBias;
   if (e.num_biases > 0 && !in_arena(g, e.bias_offset, uint64_t(e.num_biases) * 8)) return RejectCode::kLogitBias;
   if (e.num_hashes > e.num_prompt_tokens / g.block_size) return RejectCode::kHashes;
   if (e.num_hashes > 0 && !in_arena(g, e.hashes_offset, uint64_t(e.num_hashes) * kBlockHashBytes))

@@ -23,7 +23,7 @@ BLINK_FN FinishReason finish_of(const State& s, const Sequence& q, int32_t token
 // Post a sampled token, the sequence's last, at a position that the caller owns.
 BLINK_FN void post_token(State& s, uint32_t at, const Sequence& q, int32_t token, float logprob, uint64_t now) {
   const Cqe entry{q.sqe.sequence, now, token, logprob, q.num_generated - 1, 0};
-  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, 0);
+  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, q.preemptions);
 }
 
 // Post a sample's completions: the top logprobs, then the token. Runs on: one lane.
@@ -45,7 +45,8 @@ template <class Env>
 BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason reason, uint64_t now) {
   q.finish = reason;
   const Cqe entry{q.sqe.sequence, now, 0, 0.0f, 0, 0};
-  post_at(s, q.queue_pair, env.fetch_add(s.qps[q.queue_pair].cq_tail, 1), entry, CqeKind::kFinished, q.finish, 0);
+  const uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, 1);
+  post_at(s, q.queue_pair, at, entry, CqeKind::kFinished, q.finish, q.preemptions);
 }
 
 // Take over one sample of a row: a token, or the text's end. Runs on: one lane.

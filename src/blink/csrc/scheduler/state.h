@@ -45,6 +45,7 @@ struct Sequence {
   FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
   FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves
   FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
+  FIELD(uint32_t, preemptions);     // how often its blocks were taken while it ran, up to 255
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
@@ -78,7 +79,7 @@ struct SlotParams {
   FIELD(uint32_t, num_biases);
   FIELD(uint32_t, automaton);  // index + 1 of the one that constrains the text; 0: none does
 };
-static_assert(sizeof(SlotParams) == 76, "a slot's parameters are 19 words");
+static_assert(sizeof(SlotParams) == 80, "a slot's parameters are 20 words");
 
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {

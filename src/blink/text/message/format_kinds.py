@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -99,6 +100,16 @@ class ReasoningFormat:
     def closes(self) -> tuple[str, ...]:
         """Return all closing tags."""
         return self.close, *self.other_closes
+
+
+# Tags of Hunyuan 4: each checkpoint has an end of its own behind their names, or none.
+_TAG_END = re.compile(r"<(?:think|tool_calls?|arg_key|arg_value)(:[^\s<>'\"]{1,64})>")
+
+
+def find_tag_end(template: str) -> str:
+    """Return what stands behind the names of a chat template's tags, empty for nothing."""
+    found = _TAG_END.search(template)
+    return found[1] if found else ""
 
 
 Signs = Sequence[tuple[str, tuple[str, ...]]]  # of a format's name, and what a template that speaks it has

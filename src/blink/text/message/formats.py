@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from blink.text.message.format_kinds import CallFormat, Signs, find_format
+from blink.text.message.format_kinds import CallFormat, Signs, find_format, find_tag_end
 from blink.text.message.json_formats import JSON_FORMATS, MISTRAL_NAMED
 from blink.text.message.literal_formats import LITERAL_FORMATS
-from blink.text.message.tagged_formats import TAGGED_FORMATS
+from blink.text.message.tagged_formats import TAGGED_FORMATS, keyed
 
 HARMONY = CallFormat(opens=(), trigger="", uses_harmony=True)
 CALL_FORMATS = {"openai": HARMONY, **JSON_FORMATS, **TAGGED_FORMATS, **LITERAL_FORMATS}
@@ -25,6 +25,7 @@ _CALL_SIGNS: Signs = (
     ("deepseek_v41", ("｜DSML｜ calls",)),
     ("step3", ("<steptml:invoke",)),
     ("qwen3_coder", ("<function=",)),
+    ("hy_v4", ("<tool_calls:", "<arg_key:")),
     ("hy_v3", ("<tool_sep>", "<arg_key>")),
     ("glm47", ("</arg_key><arg_value>",)),
     ("glm45", ("<arg_key>",)),
@@ -67,4 +68,6 @@ def find_call_format(template: str) -> str:
 
 def fit_call_format(form: CallFormat, template: str) -> CallFormat:
     """Return a format as the models of a chat template write it, where those of one format differ."""
-    return MISTRAL_NAMED if form is CALL_FORMATS["mistral"] and "[ARGS]" in template else form
+    if form is CALL_FORMATS["mistral"] and "[ARGS]" in template:
+        return MISTRAL_NAMED
+    return keyed("", "", find_tag_end(template)) if form is CALL_FORMATS["hy_v4"] else form

@@ -61,6 +61,7 @@ JSON_FORMATS = {
         opens=("<|python_tag|>", "<|python_start|>"),
         closes=("<|python_end|>",),
         bare_starts="{[",
+        unmarked=('{"name": "',),
         trigger='{"name": "',
         begin='{"name": "%s", "parameters": ',
         separator="; ",

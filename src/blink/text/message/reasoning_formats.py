@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from blink.text.message.format_kinds import ReasoningFormat, Signs, Space, find_format
+from blink.text.message.format_kinds import ReasoningFormat, Signs, Space, find_format, find_tag_end
 
 HARMONY_REASONING = ReasoningFormat("", "", uses_harmony=True)
 # Such models may call without closing their reasoning; the JSON form of calls stays reasoning.
@@ -41,6 +41,15 @@ REASONING_FORMATS = {
         ends=("<ifm|tool_calls>",),
     ),
     "minimax_m3": ReasoningFormat("<mm:think>", "</mm:think>"),
+    "hy_v4": ReasoningFormat("<think>", "</think>"),
+    "inkling": ReasoningFormat(
+        "<|content_thinking|>",
+        "<|end_message|>",
+        other_opens=("<|message_model|><|content_thinking|>",),
+        ends=("<|content_invoke_tool_json|>",),
+        answer_tags=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+        reopens=True,
+    ),
     "seed_oss": ReasoningFormat("<seed:think>", "</seed:think>", begins_inside=True),
     # The channel is named after its opening tag; a name other than this one is reasoning.
     "gemma4": ReasoningFormat(
@@ -80,6 +89,8 @@ _SIGNS: Signs = (
     ("plamo3", ("<|plamo:begin_think:plamo|>",)),
     ("k2_horizon", ("<ifm|think",)),
     ("kimi_k3", ("<|open|>think<|sep|>",)),
+    ("inkling", ("<|content_thinking|>",)),
+    ("hy_v4", ("<think:", "</think:")),
     ("kimi_k2", ("<|tool_calls_section_begin|>", "<think>")),
     ("deepseek_v4", ("｜DSML｜tool_calls", "<think>")),
     ("glm45", ("<arg_key>", "<think>")),
@@ -96,4 +107,12 @@ def find_reasoning_format(template: str) -> ReasoningFormat | None:
     It begins with its opening tag, of the prompt or of the reply.
     """
     name = find_format(template, _SIGNS)
-    return replace(REASONING_FORMATS[name], begins_inside=False) if name else None
+    return replace(fit_reasoning_format(REASONING_FORMATS[name], template), begins_inside=False) if name else None
+
+
+def fit_reasoning_format(form: ReasoningFormat, template: str) -> ReasoningFormat:
+    """Return a format as the models of a chat template write it, where those of one format differ."""
+    if form is not REASONING_FORMATS["hy_v4"]:
+        return form
+    end = find_tag_end(template)
+    return replace(form, open=f"<think{end}>", close=f"</think{end}>")

@@ -91,32 +91,31 @@ def _invokes(outer: str, mark: str = "", *, says_string: bool = False, also: tup
     )
 
 
-def _keyed(mark: str, head: str, **fields: Any) -> CallFormat:
-    """Return tags as GLM's with a mark before their names, in a group; head: behind a function's name."""
-    open_tag, close_tag = f"<{mark}tool_call>", f"</{mark}tool_call>"
-    key = f"<{mark}arg_key>%k</{mark}arg_key>~"
+def keyed(mark: str, head: str, end: str = "", **fields: Any) -> CallFormat:
+    """Return tags as GLM's in a group, with a mark before their names and an end behind; head: behind a function's."""
+    open_tag, close_tag = f"<{mark}tool_call{end}>", f"</{mark}tool_call{end}>"
+    group, key, value = f"{mark}tool_calls{end}", f"{mark}arg_key{end}", f"{mark}arg_value{end}"
     return CallFormat(
-        opens=(f"<{mark}tool_calls>", open_tag),
+        opens=(f"<{group}>", open_tag),
         between=(close_tag,),
-        closes=(f"</{mark}tool_calls>",),
+        closes=(f"</{group}>",),
         tags=Tags(
-            heads=(f"%s~{head}&<{mark}arg_key>", f"%s~{head}&{close_tag}"),
-            keys=(f"{key}<{mark}arg_value>", f"{key}<{mark}arg_type>%w</{mark}arg_type>~<{mark}arg_value>"),
-            close=f"</{mark}arg_value>",
+            heads=(f"%s~{head}&<{key}>", f"%s~{head}&{close_tag}"),
+            keys=(
+                f"<{key}>%k</{key}>~<{value}>",
+                f"<{key}>%k</{key}>~<{mark}arg_type{end}>%w</{mark}arg_type{end}>~<{value}>",
+            ),
+            close=f"</{value}>",
             ends=(),
             outer=(close_tag, open_tag),
-            written=Parameters(
-                begin=f"<{mark}arg_key>%s</{mark}arg_key>\n<{mark}arg_value>",
-                end=f"</{mark}arg_value>\n",
-                stops=(f"</{mark}arg_value>",),
-            ),
+            written=Parameters(begin=f"<{key}>%s</{key}>\n<{value}>", end=f"</{value}>\n", stops=(f"</{value}>",)),
         ),
-        trigger=f"<{mark}tool_calls>",
-        prefix=f"<{mark}tool_calls>\n",
+        trigger=f"<{group}>",
+        prefix=f"<{group}>\n",
         begin=f"{open_tag}%s{head.rstrip('~')}\n",
         end=close_tag,
         separator="\n",
-        suffix=f"\n</{mark}tool_calls>",
+        suffix=f"\n</{group}>",
         **fields,
     )
 
@@ -156,8 +155,9 @@ TAGGED_FORMATS = {
     ),
     "deepseek_v41": _invokes("｜DSML｜ calls", "｜DSML｜ ", says_string=True),
     "dots": replace(_invokes("dots_function_call"), checks_names=True),
-    "hy_v3": _keyed("", "<tool_sep>~"),
-    "k2_horizon": _keyed("ifm|", "", checks_names=True, keeps_space=True),
+    "hy_v3": keyed("", "<tool_sep>~"),
+    "hy_v4": keyed("", ""),
+    "k2_horizon": keyed("ifm|", "", checks_names=True, keeps_space=True),
     "kimi_k3": CallFormat(
         opens=("<|open|>tools<|sep|>",),
         closes=("<|close|>tools<|sep|>",),

@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import Sequence
 
 from blink.api.openai.responses.write import ResponseObject, ResponseReply
-from blink.api.serving.response_store import IN_PROGRESS
 from blink.api.serving.session import Session
 from blink.errors import BlinkError, ClientGoneError
 from blink.text.generation import Generation
 
 _LOOK_SECONDS = 0.5
+_BEGUN = "queued"  # as vLLM and OpenAI say at first
 
 
 class BackgroundResponse:
@@ -23,7 +23,7 @@ class BackgroundResponse:
         self._keeper = reply.keeper
         self._session = session
         self._response = ResponseObject(reply, session)
-        self.begun = self._response.encode_as(IN_PROGRESS)
+        self.begun = self._response.encode_as(_BEGUN)
         self._keeper.begin(self.begun)
         self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 

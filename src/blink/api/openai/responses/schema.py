@@ -80,7 +80,9 @@ class ResponsesBody(Body):
     @model_validator(mode="after")
     def _check_background(self) -> ResponsesBody:
         if self.background and self.store is False:
-            raise BadRequestError("background needs store: its response is fetched later.", "background")
+            raise BadRequestError(
+                "background can only be used when `store` is true: the response is fetched later.", "background"
+            )
         if self.background and (self.model_extra or {}).get("stream"):
             raise BadRequestError("background cannot be combined with stream: fetch the response by its id.", "stream")
         return self

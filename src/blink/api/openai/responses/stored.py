@@ -47,7 +47,7 @@ def stored_response_routes(limits: StoreLimits | None) -> APIRouter:
         store, kept = find(request, name)
         response = orjson.loads(kept.response)
         if not response["background"]:
-            raise BadRequestError("Only a response with background can be cancelled.", "response_id")
+            raise BadRequestError("Cannot cancel a synchronous response.", "response_id")
         if kept.status == "in_progress":
             cancelled = orjson.dumps(response | {"status": "cancelled"})
             store.settle(owner_of(request.scope), name, "cancelled", cancelled)
