@@ -113,13 +113,28 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is a link out of the directory, or holds something else.
     """
-    text = read_text(path, root=root)
+    values = _parse(path, read_text(path, root=root))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object.")
+    return values
+
+
+def read_list(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of the list in a JSON file of a model's directory.
+
+    Raises:
+        ConfigError: it cannot be read, is a link out of the directory, or holds something else.
+    """
+    values = _parse(path, read_text(path))
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ConfigError(f"{path} must hold a JSON list of objects.")
+    return values
+
+
+def _parse(path: Path, text: str) -> Any:
     try:
-        values = json.loads(text)
+        return json.loads(text)
     except RecursionError:
         raise ConfigError(f"{path} cannot be read as JSON: it is nested too deeply.") from None
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return values
