@@ -16,7 +16,9 @@ from blink.models.weights.overrides import override
 from blink.models.weights.text_files import read_json, read_list
 
 _KINDS: Mapping[str, PoolingKind] = {"LAST": "last", "MEAN": "mean", "CLS": "cls"}
-_MODES: Mapping[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "mean_tokens": "mean", "cls": "cls"}
+_MODES: Mapping[str, PoolingKind] = {
+    "lasttoken": "last", "mean": "mean", "mean_tokens": "mean", "cls": "cls", "cls_token": "cls",
+}  # fmt: skip
 _CLASSIFIER = "ForSequenceClassification"
 _LOGITS = "LogitScore"  # sentence-transformers' module of rerankers that compare two tokens
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}
@@ -96,8 +98,7 @@ def _read_kind(file: Path) -> PoolingKind:
     if fields.has("pooling_mode"):
         modes = [fields.text("pooling_mode")]
     else:
-        switches = {name.removeprefix("pooling_mode_"): on for name, on in read_json(file).items()}
-        modes = [name.removesuffix("_token") for name, on in switches.items() if on is True and name in _SWITCHES]
+        modes = [name for name in _SWITCHES if fields.flag(f"pooling_mode_{name}")]
     fields.require(len(modes) == 1 and modes[0] in _MODES, f"pooling by {' and '.join(modes) or 'nothing'}")
     kind = _MODES[modes[0]]
     fields.require(kind == "last" or fields.flag("include_prompt", True), "pooling without the prompt (include_prompt)")
