@@ -3,66 +3,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import functools
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from blink.config import FrontendConfig
-from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, Task
+from blink.region.layout import FinishReason, Task
 from blink.text.assets import load_assets
-from fake_engine import ENGINE, FakeEngine, FakeServer
+from fake_engine import ENGINE, FakeServer
+from pooling_engine import WIDTH, PoolingEngine
 from small_tokenizer import MODEL
 
 CONFIG = FrontendConfig(model=MODEL, region="test-pooling")
-WIDTH = 6
-
-
-class PoolingEngine(FakeEngine):
-    """Makes of each prompt (length, 0, 1, 0, ...), or a score of its length; the parts come in two batches."""
-
-    def __init__(self, task: Task) -> None:
-        super().__init__()
-        width = WIDTH if task == Task.EMBED else 1
-        self.info = replace(ENGINE, task=task, vector_width=width, normalizes_vectors=True, max_sequences=8)
-        self.reason = FinishReason.STOP
-        self._late: list[Any] = []
-
-    def drain(self) -> Any:
-        assert self.info is not None
-        if self._late:
-            rows, self._late = self._late, []
-            return np.concatenate(rows)
-        fresh = range(self._answered + 1, len(self.submitted) + 1)
-        self._answered = len(self.submitted)
-        early: list[Any] = [np.zeros(0, COMPLETION)]
-        for sequence in fresh:
-            first, *others = self._completions(sequence, len(self.submitted[sequence - 1].prompt))
-            early.append(first)
-            self._late += others
-        if self._late:
-            asyncio.get_running_loop().call_soon(self.wake)
-        return np.concatenate(early)
-
-    def _completions(self, sequence: int, length: int) -> list[Any]:
-        assert self.info is not None
-        parts = -(-self.info.vector_width // 4) if self.reason == FinishReason.STOP else 0
-        rows = np.zeros(2 + parts, COMPLETION)
-        rows["sequence"], rows["kind"][0], rows["kind"][1:] = sequence, CqeKind.ADMITTED, CqeKind.VECTOR
-        vectors = rows.view(VECTOR_CQE)
-        for place in range(parts):
-            vectors["index"][1 + place] = 4 * place
-        if parts:
-            value = length if self.info.task == Task.EMBED else (length - 100) / 50
-            vectors["values"][1][: self.info.vector_width] = [value, 0, 1, 0][: self.info.vector_width]
-        rows["kind"][-1], rows["finish_reason"][-1], rows["time_ns"][-1] = CqeKind.FINISHED, self.reason, 0
-        return [rows[:2].copy(), rows[2:].copy()]
 
 
 ASSETS = functools.cache(load_assets)
