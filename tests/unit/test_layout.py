@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x647E4351CC37CCBE
+GOLDEN_DIGEST = 0x0484E74F42A2EB4A
 
 
 def test_the_digest_is_the_recorded_one() -> None:

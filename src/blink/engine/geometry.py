@@ -107,16 +107,8 @@ def build_geometry(
     """
     max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
     pooling = pooling or {}
-    width = pooling.get("vector_width", 0)
-    # A step's completions; of vectors also the next one's, which is computed while the frontend reads.
-    each = 2 * (-(-width // CONSTANTS["values_of_cqe"]) + 1) if width else CONSTANTS["max_logprobs"] + 1
-    cq_entries = power_of_two(each * config.max_num_seqs + config.max_sequences_per_worker)
     values: dict[str, int] = {
-        "num_queue_pairs": config.num_queue_pairs,
-        "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
-        "cq_entries": cq_entries,
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
-        "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
         "num_slots": count_slots(config.max_num_seqs),
         "max_model_len": max_model_len,
@@ -137,7 +129,8 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in (values | dict(windows or {}) | dict(pooling) | _times(config)).items():
+    queues = _queue_sizes(config, pooling.get("vector_width", 0))
+    for name, value in (values | queues | dict(windows or {}) | dict(pooling) | _times(config)).items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
@@ -158,6 +151,27 @@ def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
     geometry["first_scoring_graph"] = len(decode) + len(mixed)
     geometry["graphs"][: len(graphs)] = graphs
+
+
+def _queue_sizes(config: EngineConfig, vector_width: int) -> dict[str, int]:
+    """Return the fields of queue pairs; vector_width: 0 where the model generates."""
+    completions = _most_completions(vector_width) * config.max_num_seqs
+    return {
+        "num_queue_pairs": config.num_queue_pairs,
+        "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
+        "cq_entries": power_of_two(completions + config.max_sequences_per_worker),
+        "sequences_per_queue_pair": config.max_sequences_per_worker,
+    }
+
+
+def _most_completions(vector_width: int) -> int:
+    """Return what one sequence needs of a completion queue: a sample's, or the vectors of two steps.
+
+    So that the next step is computed while the frontend reads. vector_width: 0 where the model generates.
+    """
+    if vector_width == 0:
+        return CONSTANTS["max_logprobs"] + 1
+    return 2 * (-(-vector_width // CONSTANTS["values_of_cqe"]) + 1)
 
 
 def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:

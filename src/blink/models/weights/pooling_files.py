@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from blink.config import ModelConfig, parse_object
 from blink.errors import ConfigError
@@ -22,6 +22,7 @@ _MODES: Mapping[str, PoolingKind] = {
 _CLASSIFIER = "ForSequenceClassification"
 _LOGITS = "LogitScore"  # sentence-transformers' module of rerankers that compare two tokens
 _ACTIVATIONS = {"Sigmoid": True, "Identity": False}
+_POOLING_TYPES, _SWITCHED = ("pooling_type", "seq_pooling_type"), ("normalize", "use_activation")
 _TASKS = {"embed": "embed", "classify": "score"}
 
 
@@ -143,18 +144,15 @@ def _change(pooling: Pooling, text: str) -> Pooling:
     Raises:
         ConfigError: it asks for what is not done here.
     """
-    given = dict[str, Any](parse_object("pooler_config", text))
-    fields = Fields(given, "--pooler-config")
-    kinds = [given.pop(name, None) for name in ("pooling_type", "seq_pooling_type")]
-    switches = [given.pop(name, None) for name in ("normalize", "use_activation")]
-    if unknown := [name for name, value in given.items() if value is not None]:
+    given = parse_object("pooler_config", text)
+    if unknown := [name for name in given if name not in (*_POOLING_TYPES, *_SWITCHED)]:
         raise ConfigError(f"--pooler-config: {unknown[0]} is not supported.")
-    kind, normalizes = pooling.kind, pooling.normalizes
-    for value in filter(None, kinds):
-        fields.require(isinstance(value, str) and value.upper() in _KINDS, f"pooling by {show(value)}")
-        kind = _KINDS[str(value).upper()]
+    fields, kind, normalizes = Fields(given, "--pooler-config"), pooling.kind, pooling.normalizes
+    for name in filter(fields.has, _POOLING_TYPES):
+        asked = fields.text(name).upper()
+        fields.require(asked in _KINDS, f"pooling by {show(asked)}")
+        kind = _KINDS[asked]
+    for name in filter(fields.has, _SWITCHED):
+        normalizes = fields.flag(name)
     fields.require(kind == "last" or not pooling.scores, f"a reranker that pools by {kind}")
-    for value in (value for value in switches if value is not None):
-        fields.require(isinstance(value, bool), f"normalize {show(value)}")
-        normalizes = bool(value)
-    return Pooling(kind=kind, normalizes=normalizes, scores=pooling.scores, score_tokens=pooling.score_tokens)
+    return replace(pooling, kind=kind, normalizes=normalizes)

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blink.errors import ConfigError
+from blink.fields import Fields
 
 # The index of a model of 100,000 tensors is a third of it.
 _MAX_BYTES = 32 << 20
@@ -119,16 +121,13 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
     return values
 
 
-def read_list(path: Path) -> list[dict[str, Any]]:
+def read_list(path: Path) -> list[Mapping[str, Any]]:
     """Return the objects of the list in a JSON file of a model's directory.
 
     Raises:
         ConfigError: it cannot be read, is a link out of the directory, or holds something else.
     """
-    values = _parse(path, read_text(path))
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ConfigError(f"{path} must hold a JSON list of objects.")
-    return values
+    return Fields({path.stem: _parse(path, read_text(path))}, str(path)).mappings(path.stem)
 
 
 def _parse(path: Path, text: str) -> Any:
