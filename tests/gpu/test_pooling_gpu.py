@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,7 +36,7 @@ def test_pooling_runs_in_a_graph_and_as_on_the_cpu(kind: str) -> None:
     """A captured graph does with other batches what the CPU does: nothing of it depends on the captured one."""
     torch.manual_seed(0)
     rows, tokens, hidden_size = 4, 32, 64
-    sizes = {"max_tokens": tokens, "max_rows": rows, "num_slots": 6, "max_blocks": 1, "max_model_len": 99}
+    sizes: Any = {"max_tokens": tokens, "max_rows": rows, "num_slots": 6, "max_blocks": 1, "max_model_len": 99}
     batch = Batch.allocate(**sizes, device="cuda", vector_floats=hidden_size)
     hidden = torch.zeros(tokens, hidden_size, device="cuda", dtype=torch.bfloat16)
     pooler, reference = Pooler(kind, None), Pooler(kind, None)
