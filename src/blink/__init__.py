@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from blink.offline.options import AsyncEngineArgs, EngineArgs
     from blink.outputs import CompletionOutput, RequestOutput
     from blink.request.source import PromptType, TextPrompt, TokensPrompt
+    from blink.request.vectors import PoolingParams
     from blink.sampling_params import BeamSearchParams, GuidedDecodingParams, RequestOutputKind, SamplingParams
     from blink.structured_outputs import StructuredOutputsParams
 
@@ -25,6 +26,7 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
+    "PoolingParams",
     "PromptType",
     "RequestOutput",
     "RequestOutputKind",
@@ -44,6 +46,7 @@ _MODULES = {
     "EngineArgs": "blink.offline.options",
     "GuidedDecodingParams": "blink.sampling_params",
     "LLM": "blink.llm",
+    "PoolingParams": "blink.request.vectors",
     "PromptType": "blink.request.source",
     "RequestOutput": "blink.outputs",
     "RequestOutputKind": "blink.sampling_params",

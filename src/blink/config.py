@@ -115,11 +115,14 @@ class ModelConfig:
         metavar="auto|vllm|DIR",
     )
     override_generation_config: str = option("", "JSON object of default sampling, such as temperature", metavar="JSON")
+    runner: str = option("auto", "what the model does; auto: as its files say", choices=("auto", "generate", "pooling"))
+    convert: str = option("auto", "what a model pools for", choices=("auto", "none", "embed", "classify"))
+    pooler_config: str = option("", "JSON object: pooling_type (LAST, MEAN, CLS), normalize", metavar="JSON")
     seed: int = option(0, "seed of dummy weights, and of sampling where requests give none; 0: that differs each time")
 
     def __post_init__(self) -> None:
         require(self, "max_model_len", FITTING_LENGTH)
-        for name in ("hf_overrides", "override_generation_config"):
+        for name in ("hf_overrides", "override_generation_config", "pooler_config"):
             parse_object(name, getattr(self, name))
 
 

@@ -102,6 +102,13 @@ class Fields:
             raise self._wrong(key, value, "an object")
         return value
 
+    def mappings(self, key: str) -> list[Mapping[str, Any]]:
+        """Return a list of objects."""
+        value = self._find(key, None)
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self._wrong(key, value, "a list of objects")
+        return value
+
     def override(self, values: Mapping[str, Any]) -> Fields:
         """Return these values with others over them."""
         return Fields({**self._values, **values}, self.place, self._prefix)

@@ -29,12 +29,15 @@ from blink.offline.local_engine import (
     with_priority,
 )
 from blink.offline.options import EngineArgs
+from blink.offline.pooling import PoolingCalls
 from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from blink.region.layout import Task
 from blink.request.beam_search import Tokens, position_of, scoring_params
 from blink.request.planner import Plan, PlannedSequence
 from blink.request.source import PromptType, Source, as_list, source_of
 from blink.request.table import Observer, SequenceTable
+from blink.request.vectors import check_task
 from blink.sampling_params import BeamSearchParams, SamplingParams
 from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
@@ -42,7 +45,7 @@ from blink.text.prompt import PromptRules
 __all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
 
 
-class LLM(Absent):
+class LLM(PoolingCalls, Absent):
     """Load a model and generate from it; calls from several threads take turns.
 
     Use as a context manager, or call close(); else the engine stops when the object or the process goes.
@@ -302,10 +305,16 @@ class LLM(Absent):
         ]
         return [output.take() for output in gathered]
 
-    def _complete(self, requests: Sequence[Request], use_tqdm: Progress) -> list[Plan]:
+    def _look(self, task: Task) -> RegionInfo:
+        with self._turn:
+            engine = self._await_engine()
+        check_task(task, engine)
+        return engine
+
+    def _complete(self, requests: Sequence[Request], use_tqdm: Progress, task: Task = Task.GENERATE) -> list[Plan]:
         with self._turn:
             engine = self._await_engine()  # nobody renewed the lease since the last call
-            plans = [self._engine.plan(each.source, each.params, each.rules, engine) for each in requests]
+            plans = [self._engine.plan(each.source, each.params, each.rules, engine, task) for each in requests]
             self._await_engine()  # nor while these were planned
             sequences = [planned for plan in plans for planned in plan.sequences]
             with show_progress(use_tqdm, len(sequences), "seq") as progress:

@@ -104,6 +104,47 @@ class RequestOutput:
 
 
 @dataclass(slots=True)
+class EmbeddingOutput:
+    """What a prompt became."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """Return its dimensions."""
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """The embedding of one prompt."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
+class ScoringOutput:
+    """What a pair of texts became."""
+
+    score: float
+
+
+@dataclass(slots=True)
+class ScoringRequestOutput:
+    """The score of one pair of texts, whose prompt is the model's template with both."""
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+    finished: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
 class BeamSearchSequence:
     """One sequence of a beam search; its tokens and its text begin with the prompt."""
 

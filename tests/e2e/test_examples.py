@@ -12,12 +12,14 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from example_programs import FOLDER, list_examples
+from pooling_models import save_embedder
 from ports import free_port
-from processes import Engine, Frontend
+from processes import Engine, Frontend, run_engine, start_frontend, stop
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -66,6 +68,16 @@ def test_logprobs_scoring(tiny_server: Frontend) -> None:
     lines = run_example("logprobs_scoring.py", url=tiny_server.url).splitlines()
     scores = [float(line.split()[0]) for line in lines]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True) and scores[0] < 0
+
+
+def test_embeddings_search(tmp_path: Path) -> None:
+    save_embedder(tmp_path)
+    with run_engine(str(tmp_path)) as engine:
+        frontend = start_frontend(engine.region, f"--model={tmp_path}")
+        printed = run_example("embeddings_search.py", url=frontend.url)
+        stop(frontend.process)
+    found = re.findall(r"^'.+\?': '.+' \((-?[01]\.\d{3})\)$", printed, re.MULTILINE)
+    assert len(found) == 2 and all(-1 <= float(score) <= 1.001 for score in found)
 
 
 def test_two_classes(tiny_server: Frontend) -> None:

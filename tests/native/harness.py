@@ -197,6 +197,8 @@ class Harness:
                 self._advance_state(row, slots[row], history, new)
         self._write_logprobs(rows)
         self._write_prompt_logprobs(ids, positions)
+        if self.geometry["vector_width"]:
+            self._write_vectors(rows)
         if len(self.window_histories):  # no later step may read what is free by now
             free = self.state.array("free_window_blocks", "u4")[: int(self.scheduler["num_free_window_blocks"])]
             self.window_histories.reshape(-1, self.block_size)[free] = -1
@@ -258,6 +260,12 @@ class Harness:
         tops = self.step_array("prompt_top_tokens", "i4").reshape(-1, len(ranks))
         tops[:tokens] = (ids[:, None] + ranks) % self.vocab_size
         self.step_array("prompt_top_logprobs", "f4").reshape(-1, len(ranks))[:tokens] = -ranks
+
+    def _write_vectors(self, rows: int) -> None:
+        """Make each row's vector of the token that would follow its tokens so far, and leave what fills it up."""
+        width = int(self.geometry["vector_width"])
+        vectors = self.step_array("vectors", "f4").reshape(int(self.geometry["max_num_seqs"]), -1)
+        vectors[:rows, :width] = self.step_array("sampled_tokens", "i4")[:rows, None] + np.arange(width) / 8
 
     def decision_log(self) -> np.ndarray[Any, Any]:
         """Return every scheduled row since the start."""

@@ -67,6 +67,7 @@ def list_cases() -> list[Case]:
         _ollama_refusals,
         _llama_cpp,
         _aliases,
+        _pooling,
         _tokens,
         _wrong_bodies,
         _wrong_prompts,
@@ -451,6 +452,40 @@ def _aliases() -> Iterator[Case]:
     yield Case("plain", "GET", "/tokenizer_info")
     yield Case("guarded", "GET", "/server_info")
     yield Case("away", "GET", "/server_info")
+
+
+def _pooling() -> Iterator[Case]:
+    """Yield requests to models that embed and score, and to one that does neither."""
+    ranked = {"query": "Hi", "documents": ["a", {"text": "a longer one"}]}
+    for path, body in (
+        ("/v1/embeddings", {"input": "Hi there", "model": "m"}),
+        ("/v1/embeddings", {"input": [[5, 6], [7]], "encoding_format": "base64", "dimensions": 3}),
+        ("/v1/embeddings", {"input": "Hi", "dimensions": 99}),
+        ("/v1/embeddings", {"input": []}),
+        ("/v1/embeddings", {}),
+        ("/v1/embeddings", {"input": "Hi", "model": "other"}),
+        ("/embeddings", {"input": [5, 6, 7], "normalize": False}),
+        (COMPLETIONS, {"prompt": "Hi"}),
+        ("/v1/rerank", ranked),
+    ):
+        yield _post("embeds", path, body)
+    for path, body in (
+        ("/v1/rerank", ranked),
+        ("/rerank", {**ranked, "top_n": 1, "return_documents": False}),
+        ("/v2/rerank", {**ranked, "max_tokens_per_doc": 1, "use_activation": False}),
+        ("/v1/rerank", {"query": "Hi", "documents": []}),
+        ("/v1/rerank", {"query": "Hi", "documents": ["a"], "truncate_prompt_tokens": 3}),
+        ("/v1/score", {"text_1": "Hi", "text_2": ["a", "a longer one"]}),
+        ("/score", {"data_1": ["Hi"], "data_2": ["a"], "instruction": "Find letters."}),
+        ("/v1/score", {"text_1": ["a", "b"], "text_2": "c"}),
+        ("/v1/embeddings", {"input": "Hi"}),
+        (CHAT, {"messages": [_USER]}),
+    ):
+        yield _post("scores", path, body)
+    for server in ("plain", "away", "guarded"):
+        yield _post(server, "/v1/embeddings", {"input": "Hi"})
+        yield _post(server, "/v1/rerank", ranked)
+        yield _post(server, "/v1/score", {"text_1": "a", "text_2": "b"})
 
 
 def _tokens() -> Iterator[Case]:

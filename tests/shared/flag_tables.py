@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from blink.bench.config import BenchConfig
@@ -48,7 +49,7 @@ The second line prints this, and starts:
 |---|---|---|
 | scheduler | a host process | on the GPU: [scheduling](scheduling.md) |
 | GPUs of an engine | several | one; several engines by [Ray Serve](ray.md) |
-| LoRA, speculative decoding, images, embeddings | yes | not yet: refused |
+| LoRA, speculative decoding, images | yes | not yet: refused |
 | address without `--host` | all addresses | 127.0.0.1 |
 | tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |
 | answers without `<think>` | `qwen3`: reasoning | the end of the prompt decides: [reasoning](reasoning.md) |
@@ -125,11 +126,9 @@ def _decision(flag: Flag) -> str:
     words = ", ".join(f"`{word}`" for word in flag.words)
     match flag.action:
         case "same":
-            pairs = (word.rsplit("=", 1) for word in flag.words)
-            others = "; ".join(f"`{theirs}` is `{own}`" for theirs, own in pairs)
-            return f"same; {others}" if others else "same"
+            return "same" + _other_values(flag.words)
         case "alias":
-            return f"other name of {words}"
+            return f"other name of `{flag.words[0]}`" + _other_values(flag.words[1:])
         case "override":
             return f"{words} of `--hf-overrides`"
         case "config":
@@ -140,6 +139,12 @@ def _decision(flag: Flag) -> str:
             return f"only {words}: {flag.reason}"
         case _:
             return f"only {words}: {flag.reason}" if words else f"refused: {flag.reason}"
+
+
+def _other_values(words: Sequence[str]) -> str:
+    """Say which values are Blink's others."""
+    pairs = (word.rsplit("=", 1) for word in words)
+    return "".join(f"; `{theirs}` is `{own}`" for theirs, own in pairs)
 
 
 def _row(flag: str, action: argparse.Action, *more: str) -> str:

@@ -35,13 +35,14 @@ from blink.config import FrontendConfig, ModelConfig
 from blink.errors import OverloadedError
 from blink.grammar.automaton import Automaton
 from blink.grammar.compiler import compile_structured
-from blink.region.layout import COMPLETION, CqeKind, FinishReason
+from blink.region.layout import COMPLETION, CqeKind, FinishReason, Task
 from blink.request.compilation import Client, Compilation
 from blink.request.planner import Planner
 from blink.structured_outputs import StructuredOutputsParams
 from blink.text.assets import ModelAssets, load_assets
 from fake_engine import FakeEngine, FakeServer
 from harmony_model import write_harmony_model
+from pooling_engine import PoolingEngine
 from small_tokenizer import MODEL, with_names
 
 RECORDING = Path(__file__).parents[1] / "unit" / "api_answers.jsonl.gz"
@@ -158,6 +159,8 @@ class RecordedServers:
             "coder": self._open(plain, is_coder=True),
             "away": self._open(plain),
             "full": self._open(plain),
+            "embeds": self._open_pooling(plain, Task.EMBED),
+            "scores": self._open_pooling(plain, Task.SCORE),
         }
         away = self._servers["away"].engine
         away.ready, away.unavailable_reason = False, "the engine is not running"
@@ -171,7 +174,7 @@ class RecordedServers:
     async def answer(self, case: Case) -> dict[str, Any]:
         """Return the answer to a request, as it is recorded."""
         server = self._servers[case.server]
-        cast(ScriptedEngine, server.engine).say(case.replies)
+        cast(ScriptedEngine | PoolingEngine, server.engine).say(case.replies)
         headers = {"Content-Type": "application/json", **case.headers} if case.content else case.headers
         with patch.object(secrets, "token_hex", _counted_ids()):
             response = await server.send_soon(case.method, case.path, content=case.content, headers=headers)
@@ -192,6 +195,9 @@ class RecordedServers:
         server = FakeServer(config, assets, Path(mkdtemp(dir=self._folder)), ScriptedEngine(assets))
         server.service.planner = Planner(assets, cast(Compilation, _PlainCompilation()))
         return server
+
+    def _open_pooling(self, config: FrontendConfig, task: Task) -> FakeServer:
+        return FakeServer(config, load_assets(config), Path(mkdtemp(dir=self._folder)), PoolingEngine(task))
 
 
 @contextmanager

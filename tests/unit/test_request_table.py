@@ -12,7 +12,7 @@ import pytest
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient
 from blink.link.queue_pair import NO_HASH_ROOT
-from blink.region.layout import COMPLETION, CqeKind, FinishReason, RejectCode
+from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, RejectCode
 from blink.request.planner import PlannedSequence
 from blink.request.table import Observer, OpenSequence, SequenceTable
 from blink.sampling_params import SamplingParams
@@ -211,3 +211,58 @@ def test_a_request_that_breaks_fails_alone(engine: Fixture, where: str) -> None:
     engine.answer(*(token(sequence, 7) for sequence in sequences))
     assert (BlinkError, "Internal error: ValueError.", "error") in broken.told
     assert sound.told == [1, "flush"]
+
+
+def parts_of(sequence: int, first: int, *values: float) -> Any:
+    """Return the completions of a part of a vector, which begins at a place of it."""
+    rows = np.zeros(len(values) // 4, COMPLETION)
+    rows["sequence"], rows["kind"] = sequence, CqeKind.VECTOR
+    vectors = rows.view(VECTOR_CQE)
+    vectors["index"] = first + 4 * np.arange(len(rows))
+    vectors["values"] = np.reshape(values, (-1, 4))
+    return rows
+
+
+class VectorClient(FakeClient):
+    """Answers with parts of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Any] = []
+
+    def drain(self) -> Any:
+        return np.concatenate(self.batches.pop(0)) if self.batches else np.zeros(0, COMPLETION)
+
+
+def planned() -> PlannedSequence:
+    settings = SamplingParams()
+    prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_HASH_ROOT)
+    return PlannedSequence(prompt, settings, 0, (), Generation(0, NoTokenizer(), settings, ()))
+
+
+def test_vectors_of_several_sequences_arrive_in_parts() -> None:
+    """One is cut between two batches; of one that was cancelled nothing is kept."""
+    client = VectorClient()
+    table = SequenceTable(cast(EngineClient, client), Observer())
+    owner, plans = Request(), [planned(), planned()]
+    first, second = (table.submit(owner, plan) for plan in plans)
+    client.batches = [
+        [parts_of(99, 0, 9, 9, 9, 9), parts_of(first, 0, 1, 2, 3, 4, 5, 6, 7, 8), parts_of(second, 0, 2, 2, 2, 2)],
+        [parts_of(second, 4, 5, 5, 5, 5)],
+    ]
+    table.drain()
+    table.drain()
+    assert plans[0].generation.vector.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert plans[1].generation.vector.tolist() == [2, 2, 2, 2, 5, 5, 5, 5]
+    assert table.num_open == 2
+
+
+def test_a_part_that_does_not_follow_fails_its_request_alone() -> None:
+    client = VectorClient()
+    table = SequenceTable(cast(EngineClient, client), Observer())
+    owners, plans = [Request(), Request()], [planned(), planned()]
+    first, second = (table.submit(owner, plan) for owner, plan in zip(owners, plans, strict=True))
+    client.batches = [[parts_of(first, 4, 1, 2, 3, 4), parts_of(second, 0, 5, 6, 7, 8)]]
+    table.drain()
+    assert any("Internal error" in str(told) for told in owners[0].told)
+    assert plans[1].generation.vector.tolist() == [5, 6, 7, 8]

@@ -246,3 +246,9 @@ def test_a_single_served_name_is_one_name() -> None:
         {"served_model_name": "abc", "max_model_len": "auto"}, {"served_model_name", "max_model_len"}
     )
     assert found == {"served_model_name": ("abc",), "max_model_len": -1}
+
+
+@pytest.mark.parametrize(("task", "convert"), [("embed", "embed"), ("embedding", "embed"), ("score", "classify")])
+def test_an_older_name_has_words_of_its_own_for_values(task: str, convert: str) -> None:
+    assert serve("m", "--task", task).engine.model.convert == convert
+    assert to_own_options({"task": task}, {"convert"}) == {"convert": convert}

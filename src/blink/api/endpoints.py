@@ -29,6 +29,9 @@ from blink.api.openai.batch import BatchChatBody, read_batch
 from blink.api.openai.invocations import InvocationBody, read_invocation
 from blink.api.openai.message_chunks import open_stream
 from blink.api.openai.non_streaming_messages import open_non_streaming
+from blink.api.openai.pooling.read import read_embeddings, read_rerank, read_score
+from blink.api.openai.pooling.schema import EmbeddingBody, RerankBody, ScoreBody
+from blink.api.openai.pooling.write import VectorsObject
 from blink.api.openai.read import read_chat, read_completion
 from blink.api.openai.render import answer_render_chat, answer_render_completion
 from blink.api.openai.responses.background import BackgroundResponse
@@ -41,6 +44,7 @@ from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.session import BackgroundResponder, Session
 from blink.api.serving.stream import EVENTS, Encoder, NonStreamingBody
 from blink.link.client import RegionInfo
+from blink.region.layout import Task
 from blink.text.assets import ModelAssets
 
 
@@ -48,13 +52,15 @@ from blink.text.assets import ModelAssets
 class Writing:
     """How the answers of an endpoint that generates are written.
 
-    stream and non_streaming: take the reply that the endpoint's `read` has made. naming: lets errors name the fields
-    that a client sent, where the request is carried out as another's. background: answers requests that run behind.
+    stream and non_streaming: take the reply that the endpoint's `read` has made; stream is None where that cannot be.
+    task: what the engine must be for. naming: lets errors name the fields that a client sent, where the request is
+    carried out as another's. background: answers requests that run behind.
     """
 
     id_prefix: str
-    stream: Callable[[Any, Session], Encoder]
+    stream: Callable[[Any, Session], Encoder] | None = None
     non_streaming: Callable[[Any, Session], NonStreamingBody]
+    task: Task = Task.GENERATE
     naming: Callable[[], AbstractContextManager[None]] = nullcontext
     media_type: str = EVENTS  # of streams
     background: Callable[[Any, Session], BackgroundResponder] | None = None
@@ -184,6 +190,39 @@ _ALL = (
         body=InputTokensBody,
         main_field="input",
         read=answer_input_tokens,
+    ),
+    Endpoint(
+        kind="embeddings",
+        path="/v1/embeddings",
+        name="embed",
+        summary="Return the embeddings of texts.",
+        body=EmbeddingBody,
+        main_field="input",
+        read=read_embeddings,
+        writing=Writing(id_prefix="embd-", non_streaming=VectorsObject, task=Task.EMBED),
+        aliases=("/embeddings",),
+    ),
+    Endpoint(
+        kind="rerank",
+        path="/v1/rerank",
+        name="rerank",
+        summary="Rank documents by what they say to a query, in the form of Jina's and Cohere's APIs.",
+        body=RerankBody,
+        main_field="documents",
+        read=read_rerank,
+        writing=Writing(id_prefix="rerank-", non_streaming=VectorsObject, task=Task.SCORE),
+        aliases=("/rerank", "/v2/rerank"),
+    ),
+    Endpoint(
+        kind="score",
+        path="/v1/score",
+        name="score",
+        summary="Score pairs of texts.",
+        body=ScoreBody,
+        main_field="text_2",
+        read=read_score,
+        writing=Writing(id_prefix="score-", non_streaming=VectorsObject, task=Task.SCORE),
+        aliases=("/score",),
     ),
     Endpoint(
         kind="messages",

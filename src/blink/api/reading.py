@@ -18,6 +18,7 @@ from blink.api.http.json_body import parse_body
 from blink.api.serving.body import Body, own_errors
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError, BlinkError, NotFoundError
+from blink.request.vectors import refusal_of
 from blink.text.assets import ModelAssets
 from blink.text.json_weight import weigh_json
 
@@ -61,6 +62,9 @@ def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bound
         body.model = body.model_among(bounds.model_names)
     if body.model and bounds.model_names and body.model not in bounds.model_names:
         raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
+    writing = ENDPOINTS[kind].writing
+    if writing is not None and (refusal := refusal_of(writing.task, bounds.engine.task)):
+        raise NotFoundError(refusal)
     return ENDPOINTS[kind].read(body, assets, bounds, bounds.engine)
 
 

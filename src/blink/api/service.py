@@ -29,7 +29,7 @@ from blink.api.serving.reply import Reply
 from blink.api.serving.response_store import Keeper, StoreLimits, open_store
 from blink.api.serving.search import BeamSession, check_search, write_beams
 from blink.api.serving.session import Session
-from blink.api.serving.stream import EventStream, NonStreamingBody, NonStreamingResult
+from blink.api.serving.stream import Encoder, EventStream, NonStreamingBody, NonStreamingResult
 from blink.api.serving.timing import TimedStream
 from blink.config import FrontendConfig
 from blink.errors import (
@@ -190,13 +190,13 @@ class ApiService:
                 return Response(body.encode(), media_type=_JSON)
             if parsed.runs_behind and (background := writing.background) is not None:
                 return Response(session.start(lambda: background(open_reply(), session)).begun, media_type=_JSON)
-            if parsed.stream and self.config.enable_log_timings:
-                stamps = {"received": session.arrived, "parsed": parsed.parsed_at, "tokenized": tokenized}
-                return session.start(lambda: _open_timed(stamps, writing, open_reply(), session))
-            if parsed.stream:
-                return session.start(
-                    lambda: EventStream(writing.stream(open_reply(), session), session, writing.media_type)
-                )
+            if parsed.stream and (stream := writing.stream) is not None:
+                if self.config.enable_log_timings:
+                    stamps = {"received": session.arrived, "parsed": parsed.parsed_at, "tokenized": tokenized}
+                    return session.start(
+                        lambda: _open_timed(stamps, stream(open_reply(), session), session, writing, reply_id)
+                    )
+                return session.start(lambda: EventStream(stream(open_reply(), session), session, writing.media_type))
             result = session.start(lambda: NonStreamingResult(writing.non_streaming(open_reply(), session)))
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type=_JSON)
@@ -304,9 +304,11 @@ def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
     logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
 
 
-def _open_timed(stamps: dict[str, float], writing: Writing, reply: Reply, session: Session) -> TimedStream:
+def _open_timed(
+    stamps: dict[str, float], encoder: Encoder, session: Session, writing: Writing, reply_id: str
+) -> TimedStream:
     stamps = {**stamps, "submitted": time.perf_counter()}
-    return TimedStream(stamps, reply.id, writing.stream(reply, session), session, writing.media_type)
+    return TimedStream(stamps, reply_id, encoder, session, writing.media_type)
 
 
 def _request_id(parsed: ParsedRequest, request: Request) -> str:

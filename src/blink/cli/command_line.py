@@ -151,7 +151,7 @@ class _Writer:
             elif flag.action == "same":
                 self._pass_same(flag, item)
             elif flag.action == "alias":
-                self._pass_on(flag.words[0], item)
+                self._pass_on(flag.words[0], Given(item.name, [*map(flag.to_own, item.values)], shown=item.shown))
             elif flag.action == "override":
                 self._overrides[flag.words[0]] = _read_value(item.values[-1])
             elif flag.action != "config":

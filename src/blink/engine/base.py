@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from blink.config import FITTING_LENGTH, EngineConfig, FrontendConfig
+from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.cache_size import CacheShape, CacheSize
-from blink.engine.costs import measure_costs
-from blink.engine.geometry import build_geometry, count_slots, count_snapshots, fit_sequences, graph_sizes
+from blink.engine.costs import first_layer, measure_costs
+from blink.engine.geometry import (
+    build_geometry,
+    count_slots,
+    count_snapshots,
+    fit_sequences,
+    graph_sizes,
+    pooling_sizes,
+)
+from blink.engine.vocabulary import read_vocabulary
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -32,16 +40,12 @@ from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
-from blink.text.assets import load_assets
-from blink.text.tokenizer import NoTokenizer
-from blink.text.vocabulary import Vocabulary, list_vocabulary
 
 if TYPE_CHECKING:
     from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
-_LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _ADVICE = "lower --kv-cache-memory-bytes or --num-gpu-blocks-override"
 
 
@@ -49,6 +53,7 @@ class Engine(ABC):
     """Own the model, its KV cache and the region of a scheduler; frontends see the region while run() runs."""
 
     default_step_tokens: ClassVar[int]  # where the configuration names none
+    default_pooling_tokens: ClassVar[int]  # likewise of a model that pools
     default_segment_ms: ClassVar[float]  # likewise
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
 
@@ -58,15 +63,17 @@ class Engine(ABC):
         Raises:
             ConfigError: the model, the options and the machine do not fit together.
         """
-        config = self._complete(config)
-        self._config = config
+        has_step_tokens = config.max_num_batched_tokens > 0
+        config = self._config = self._complete(config)
         self._num_snapshots = 0
         self._listener = open_listener(config)
         self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
         self._runner = Runner(self._model)
         spec = self._model.spec
+        if spec.pooling is not None:
+            config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
-        vocabulary = _read_vocabulary(config, spec.vocab_size)
+        vocabulary = read_vocabulary(config, spec.vocab_size)
         size = self._size_kv_cache()
         self._num_snapshots = self._count_snapshots(size.num_blocks)
         self._check_memory(size)
@@ -78,6 +85,7 @@ class Engine(ABC):
             vocab_bytes=len(vocabulary.text),
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
+            pooling=pooling_sizes(spec.pooling, spec.hidden_size),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -202,7 +210,7 @@ class Engine(ABC):
 
         Takes what the segment before returned, and returns what the next has to be given.
         """
-        start, end = (_first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
+        start, end = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
         return self._runner.forward_segment(
             self._segmented_batch, self._kv_cache, size, range(start, end), self._residual, before
         )
@@ -236,6 +244,11 @@ class Engine(ABC):
             max_num_batched_tokens=config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs),
             segment_ms=config.segment_ms or self.default_segment_ms,
         )
+
+    def _fit_to_pooling(self, config: EngineConfig, *, has_step_tokens: bool) -> EngineConfig:
+        """Return a configuration for a model that pools: keys and values are not kept, and steps may be longer."""
+        tokens = config.max_num_batched_tokens if has_step_tokens else self.default_pooling_tokens
+        return replace(config, enable_prefix_caching=False, max_num_batched_tokens=max(tokens, config.max_num_seqs))
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         """Return a configuration with what its values mean for a model."""
@@ -310,22 +323,6 @@ class Engine(ABC):
         if not self._config.enable_prefix_caching:
             return 0
         return count_snapshots(num_blocks, sum(self._cache_shape.block_bytes), self._slot_bytes)
-
-
-def _first_layer(segment: int, num_segments: int, num_layers: int) -> int:
-    """Return where a segment begins: the last has the head to compute as well, and fewer layers for it."""
-    even = segment * (num_layers + _LAYERS_OF_HEAD) // num_segments
-    return num_layers if segment == num_segments else min(even, num_layers - num_segments + segment)
-
-
-def _read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
-    """Return the bytes of the model's tokens; none where it has no tokenizer."""
-    try:
-        tokenizer = load_assets(FrontendConfig(model=config.model)).tokenizer
-    except ConfigError as error:
-        logger.warning("no structured outputs: %s", error)
-        tokenizer = NoTokenizer()
-    return list_vocabulary(tokenizer, vocab_size)
 
 
 def conclude(region: Region) -> int:

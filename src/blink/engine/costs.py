@@ -16,6 +16,7 @@ from blink.region.layout import GRAPH_COST
 _MAX_SEGMENTS = 64
 _LONG_CONTEXT = 1024  # tokens of a row's context, for the cost of reading the KV cache
 _USUAL_CONTEXT = 512  # with which steps are cut into segments of equal time
+_LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
 _SLACK = 1.5  # segments: a step is cut that takes longer than this
 TimeStep = Callable[[int], float]  # seconds that a step of this graph takes, as the batch describes it
 
@@ -39,7 +40,7 @@ def measure_costs(
     points: list[tuple[int, float]] = []
     seconds = _measure_kind(range(num_decode), sizes, run, budget, points)
     seconds += _measure_kind(range(num_decode, first_scoring), sizes, run, budget, points)
-    seconds += seconds[num_decode:]  # what scoring adds to a step, the scheduler learns
+    seconds += seconds[num_decode : num_decode + len(sizes) - first_scoring]  # what scoring adds, the scheduler learns
     most = next((i for i in reversed(range(num_decode)) if seconds[i] < budget), 0)
     context = min(_LONG_CONTEXT, int(geometry["max_model_len"]) - 1)
     kv_seconds = max(0.0, run(most, context) - seconds[most]) / (sizes[most][1] * context)
@@ -51,8 +52,14 @@ def measure_costs(
     usual = np.asarray(seconds) + kv_seconds * rows * min(_USUAL_CONTEXT, context)
     parts = usual * 1e9 / float(geometry["segment_ns"])
     costs["num_segments"] = np.where(parts > _SLACK, np.clip(np.ceil(parts), 1, min(num_layers, _MAX_SEGMENTS)), 1)
-    costs["num_segments"][first_scoring:] = 1  # they run whole
+    costs["num_segments"][0 if geometry["vector_width"] else first_scoring :] = 1  # they run whole
     return costs
+
+
+def first_layer(segment: int, num_segments: int, num_layers: int) -> int:
+    """Return where a segment begins: the last has the head to compute as well, and fewer layers for it."""
+    even = segment * (num_layers + _LAYERS_OF_HEAD) // num_segments
+    return num_layers if segment == num_segments else min(even, num_layers - num_segments + segment)
 
 
 def _measure_kind(

@@ -30,7 +30,7 @@ class CpuEngine(Engine):
     """Run each step when the scheduler's thread asks for it."""
 
     # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
-    default_step_tokens = 256
+    default_step_tokens = default_pooling_tokens = 256
     default_segment_ms = 10.0
     cost_seconds = 0.02
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from blink.config import EngineConfig
 from blink.errors import ConfigError
-from blink.region.layout import CONSTANTS, GEOMETRY
+from blink.models.pooling import Pooling
+from blink.region.layout import CONSTANTS, GEOMETRY, Task
 
 _SECOND = 1_000_000_000
 _MILLISECOND = 1_000_000
@@ -94,22 +95,20 @@ def build_geometry(
     log_entries: int = 0,
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
+    pooling: Mapping[str, int] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
-    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes().
+    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); pooling: those of
+    pooling_sizes().
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
-    cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
+    pooling = pooling or {}
     values: dict[str, int] = {
-        "num_queue_pairs": config.num_queue_pairs,
-        "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
-        "cq_entries": cq_entries,
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
-        "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
         "num_slots": count_slots(config.max_num_seqs),
         "max_model_len": max_model_len,
@@ -130,7 +129,8 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in (values | dict(windows or {}) | _times(config)).items():
+    queues = _queue_sizes(config, pooling.get("vector_width", 0))
+    for name, value in (values | queues | dict(windows or {}) | dict(pooling) | _times(config)).items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
@@ -144,12 +144,34 @@ def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
     decode = decode_graphs(config.max_num_seqs)
     mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
-    graphs = [*decode, *mixed, *mixed]
+    scoring = [] if geometry["vector_width"] else mixed
+    graphs = [*decode, *mixed, *scoring]
     if len(graphs) > CONSTANTS["max_graphs"]:
         raise ConfigError(f"{len(graphs)} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
     geometry["first_scoring_graph"] = len(decode) + len(mixed)
     geometry["graphs"][: len(graphs)] = graphs
+
+
+def _queue_sizes(config: EngineConfig, vector_width: int) -> dict[str, int]:
+    """Return the fields of queue pairs; vector_width: 0 where the model generates."""
+    completions = _most_completions(vector_width) * config.max_num_seqs
+    return {
+        "num_queue_pairs": config.num_queue_pairs,
+        "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
+        "cq_entries": power_of_two(completions + config.max_sequences_per_worker),
+        "sequences_per_queue_pair": config.max_sequences_per_worker,
+    }
+
+
+def _most_completions(vector_width: int) -> int:
+    """Return what one sequence needs of a completion queue: a sample's, or the vectors of two steps.
+
+    So that the next step is computed while the frontend reads. vector_width: 0 where the model generates.
+    """
+    if vector_width == 0:
+        return CONSTANTS["max_logprobs"] + 1
+    return 2 * (-(-vector_width // CONSTANTS["values_of_cqe"]) + 1)
 
 
 def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:
@@ -190,6 +212,14 @@ def window_sizes(window: int, num_window_blocks: int, needed: int) -> dict[str, 
         )
     entries = power_of_two(4 * num_window_blocks)
     return {"window": window, "num_window_blocks": num_window_blocks, "window_lru_entries": entries}
+
+
+def pooling_sizes(pooling: Pooling | None, hidden_size: int) -> dict[str, int]:
+    """Return the fields of a geometry for a model that pools; none where it generates."""
+    if pooling is None:
+        return {}
+    task = Task.SCORE if pooling.scores else Task.EMBED
+    return {"task": task, "vector_width": pooling.width(hidden_size), "normalizes_vectors": pooling.normalizes}
 
 
 def _count_max_blocks(max_model_len: int, block_size: int, num_blocks: int) -> int:

@@ -40,6 +40,7 @@ class GpuEngine(Engine):
     """Capture every step as a graph for the resident scheduler of one GPU, then only watch it."""
 
     default_step_tokens = 2048
+    default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
 
@@ -88,6 +89,7 @@ class GpuEngine(Engine):
             max_blocks=self._cache_shape.max_blocks,
             max_model_len=model.spec.max_model_len,
             device=model.device,
+            vector_floats=0 if model.spec.pooling is None else model.spec.pooling.width(model.spec.hidden_size),
         )
         batch.kv_slots.fill_(-1)
         kv_cache = model.allocate_kv_cache(1, config.block_size)
@@ -119,6 +121,8 @@ class GpuEngine(Engine):
 
     def _compile_ahead(self, num_decode_graphs: int) -> None:
         """Compile on all cores the kernels of decoding rows and few tokens, of which each size has its own."""
+        if self._model.spec.pooling is not None:  # whose steps all run as those of prompts do
+            return
         sizes = list(enumerate(graph_sizes(self._geometry)))[: int(self._geometry["first_scoring_graph"])]
 
         def run() -> None:

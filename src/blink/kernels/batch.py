@@ -73,6 +73,7 @@ class Batch:
     prompt_logprobs: Tensor  # [max_tokens] float32; of the prompt token behind each, where its slot asks for it
     prompt_top_tokens: Tensor  # [max_tokens, MAX_LOGPROBS]
     prompt_top_logprobs: Tensor  # [max_tokens, MAX_LOGPROBS] float32
+    vectors: Tensor  # [max_rows, floats of a vector] float32; of rows that end their prompts, where the model pools
 
     @property
     def params_f32(self) -> Tensor:
@@ -106,10 +107,11 @@ class Batch:
         vocab_size: int = 0,
         vocab_bytes: int = 0,
         has_windows: bool = False,
+        vector_floats: int = 0,
     ) -> Batch:
         """Allocate an empty batch (all zero, no row); without automata, no row can be constrained.
 
-        has_windows: layers with a window have blocks of their own.
+        has_windows: layers with a window have blocks of their own. vector_floats: of a vector, where the model pools.
         """
         lengths = {
             "header": HEADER_WORDS,
@@ -123,6 +125,7 @@ class Batch:
             "token_text": vocab_bytes,
         } | dict.fromkeys(_OF_TOKENS, max_tokens)
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
+        widths["vectors"] = vector_floats
         widths["window_tables"] = has_windows * max_blocks
         widths["token_bitmasks"] = LISTS_OF_SLOT * -(-vocab_size // 32)
 
@@ -152,6 +155,7 @@ _OF_SLOTS = {"block_tables", "window_tables", "tokens", "params", "stop_tokens",
 _OF_SLOTS |= {"automaton_places", "token_bitmasks"}
 _OF_STEP = {*own_fields(STEP_BUFFERS)}
 _FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
+_FLOATS |= {"vectors"}
 _BYTES = {"automata", "token_text"}
 
 
@@ -165,8 +169,12 @@ def map_batch(array: Callable[[str, torch.dtype], Tensor], num_slots: int, kind:
     kind: which of the steps it is.
     """
 
+    rows = array(kind.array("sampled_tokens"), torch.int32).numel()
+
     def view(name: str) -> Tensor:
         flat = array(kind.array(name) if name in _OF_STEP else name, _dtype(name))
+        if name == "vectors":
+            return flat.view(rows, flat.numel() // rows)
         if name in _OF_SLOTS:
             return flat.view(num_slots, flat.numel() // num_slots)
         return flat.view(-1, _WIDTHS[name]) if name in _WIDTHS else flat

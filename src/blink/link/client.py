@@ -20,7 +20,7 @@ from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
-from blink.region.layout import COMPLETION, EngineState, ErrorCode
+from blink.region.layout import COMPLETION, EngineState, ErrorCode, Task
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
@@ -42,6 +42,14 @@ class RegionInfo:
     scheduling_policy: str
     num_queue_pairs: int
     can_constrain: bool = False  # whether it knows the bytes of its tokens
+    task: Task = Task.GENERATE
+    vector_width: int = 0  # floats that each prompt becomes; 0: prompts are continued
+    normalizes_vectors: bool = False  # unless a request asks for others
+
+    @property
+    def longest_prompt(self) -> int:
+        """Return the tokens that a prompt may have: one that is continued leaves a place for the first new token."""
+        return self.max_model_len - (self.task == Task.GENERATE)
 
 
 class EngineClient:
@@ -254,4 +262,7 @@ def _region_info(link: Link) -> RegionInfo:
         scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
         num_queue_pairs=int(geometry["num_queue_pairs"]),
         can_constrain=bool(geometry["vocab_bytes"]),
+        task=Task(int(geometry["task"])),
+        vector_width=int(geometry["vector_width"]),
+        normalizes_vectors=bool(geometry["normalizes_vectors"]),
     )

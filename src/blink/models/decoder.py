@@ -27,11 +27,13 @@ class Decoder:
         kv_dtype: torch.dtype | None = None,
         positions: Tensor | None = None,
         inputs: LayerInputWeights | None = None,
+        classifier: Tensor | None = None,
     ) -> None:
         """Take the weights: embedding [vocab, hidden], norm [hidden], lm_head [vocab, hidden] from pack_weight.
 
         kv_dtype: of keys and values in the KV cache; None: the weights'. positions: what is added to the embedding at
-        each position, [positions, hidden]. inputs: of per-layer embeddings.
+        each position, [positions, hidden]. inputs: of per-layer embeddings. classifier: of a reranker, float32
+        [1, hidden].
         """
         self.spec = spec
         self.device = embedding.device
@@ -43,6 +45,7 @@ class Decoder:
         self.lm_head = lm_head
         self.positions = positions
         self.inputs = inputs
+        self.classifier = classifier
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.

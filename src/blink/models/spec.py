@@ -13,6 +13,7 @@ from blink.models.cache_layout import CacheLayout
 from blink.models.layers import Attention, LayerSpec, shorten_window
 from blink.models.mlps import MoeMlp
 from blink.models.part import Part
+from blink.models.pooling import Pooling
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class ModelSpec(Part):
     positions: PositionTable | None = None
     layer_inputs: LayerInputs | None = None
     embedding_size: int = 0  # of embeddings that are projected to hidden_size, and back for logits; 0: none are
+    pooling: Pooling | None = None  # None: the model generates
     quantization: Quantization | None = None  # of the checkpoint's matrices
 
     def check(self, place: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from blink.errors import BadRequestError
 
-_POOLING = "this engine generates text, and serves no pooling models yet"
+_POOLING = "use embed() or score()"
 _SLEEP = "the engine keeps its memory until it is closed; use close()"
 _WORKERS = "the engine has no Python workers"
 _PROFILE = "profile the process with the tools of its device"
@@ -26,10 +26,8 @@ def _absent(name: str, reason: str) -> Callable[..., NoReturn]:
 class Absent:
     """What raises BadRequestError, which is a ValueError, whatever it is called with."""
 
-    embed = _absent("embed", _POOLING)
     encode = _absent("encode", _POOLING)
     classify = _absent("classify", _POOLING)
-    score = _absent("score", _POOLING)
     sleep = _absent("sleep", _SLEEP)
     wake_up = _absent("wake_up", _SLEEP)
     collective_rpc = _absent("collective_rpc", _WORKERS)

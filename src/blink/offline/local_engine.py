@@ -13,8 +13,10 @@ from blink.link.client import EngineClient, RegionInfo
 from blink.link.shm import ShmConnector
 from blink.offline.options import read_options
 from blink.offline.public_tokenizer import PublicTokenizer
+from blink.region.layout import Task
 from blink.request.planner import Plan, Planner
 from blink.request.source import Source
+from blink.request.vectors import check_task
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.prompt import PromptRules
@@ -72,12 +74,20 @@ class LocalEngine:
             self.client.close()
             self._thread.stop()
 
-    def plan(self, source: Source, params: SamplingParams, rules: PromptRules, engine: RegionInfo) -> Plan:
+    def plan(
+        self,
+        source: Source,
+        params: SamplingParams,
+        rules: PromptRules,
+        engine: RegionInfo,
+        task: Task = Task.GENERATE,
+    ) -> Plan:
         """Plan the request of one prompt.
 
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
         """
+        check_task(task, engine)
         rules = replace(rules, cache_salt=source.cache_salt)
         # A caller may have changed the parameters since they were checked.
         return self.planner.plan_now([source.prompt], replace(params), rules, engine)

@@ -64,6 +64,7 @@ SCHEDULER_WORDS = struct_dtype("SchedulerWords")
 SAMPLING = struct_dtype("Sampling")
 SQE = struct_dtype("Sqe")
 CQE = struct_dtype("Cqe")
+VECTOR_CQE = struct_dtype("VectorCqe")  # as which a completion of kind VECTOR is read
 QUEUE_PAIR_LAYOUT = struct_dtype("QueuePairLayout")
 SLOT_PARAMS = struct_dtype("SlotParams")
 AUTOMATON_HEADER = struct_dtype("AutomatonHeader")
@@ -190,6 +191,10 @@ class CqeKind(NativeEnum):
 
 class FinishReason(NativeEnum):
     """Why a sequence ended; NONE while it goes on."""
+
+
+class Task(NativeEnum):
+    """What the engine makes of prompts."""
 
 
 class ServiceClass(NativeEnum):

@@ -11,16 +11,21 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from blink.errors import LOST_REQUEST, BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient
-from blink.region.layout import COMPLETION, CqeKind, FinishReason, RejectCode, StructReader
+from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, RejectCode, StructReader
 from blink.request.planner import PlannedSequence
 from blink.text.generation import FINISH_NAMES, Generation
 
 _READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason", "rank"))
 _ADMITTED, _TOKEN, _TOP_LOGPROB = int(CqeKind.ADMITTED), int(CqeKind.TOKEN), int(CqeKind.TOP_LOGPROB)
-_PROMPT_LOGPROB = int(CqeKind.PROMPT_LOGPROB)
+_PROMPT_LOGPROB, _VECTOR = int(CqeKind.PROMPT_LOGPROB), int(CqeKind.VECTOR)
 _FINISHED, _REJECTED = int(CqeKind.FINISHED), int(CqeKind.REJECTED)
+
+Completions = npt.NDArray[np.void]  # dtype layout.COMPLETION
 
 logger = logging.getLogger(__name__)
 
@@ -145,7 +150,7 @@ class SequenceTable:
 
     def drain(self) -> None:
         """Take all completions that have arrived to their owners."""
-        rows = self.client.drain()
+        rows = self._take_vectors(self.client.drain())
         owners: dict[Owner, None] = {}
         begun: dict[Owner, None] = {}
         find, note_token = self._open.get, self._observer.note_token
@@ -176,6 +181,25 @@ class SequenceTable:
             self._defer(partial(_flush, [owner for owner in owners if owner not in begun]))
         else:
             _flush(owners)
+
+    def _take_vectors(self, rows: Completions) -> Completions:
+        """Give parts of vectors to their generations, all of a sequence's at once; return the other completions."""
+        is_part = rows["kind"] == _VECTOR
+        if not is_part.any():
+            return rows
+        parts = rows[is_part].view(VECTOR_CQE)
+        sequences = parts["sequence"]
+        starts = [0, *np.flatnonzero(sequences[1:] != sequences[:-1]) + 1]
+        for start, end in zip(starts, [*starts[1:], len(parts)], strict=True):
+            opened = self._open.get(int(sequences[start]))
+            if opened is None:
+                continue
+            try:
+                opened.generation.add_values(int(parts["index"][start]), parts["values"][start:end].ravel())
+            except ValueError as error:
+                logger.exception("a vector could not be taken")
+                opened.owner.fail(BlinkError(f"Internal error: {type(error).__name__}."))
+        return rows[~is_part]
 
     def _add_token(self, sequence: int, opened: OpenSequence, token: int, logprob: float, reason: int) -> None:
         generation = opened.generation

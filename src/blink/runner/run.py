@@ -11,6 +11,7 @@ from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.operands import Norm
+from blink.kernels.pooling import Pooler
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
@@ -37,6 +38,8 @@ class Runner:
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
         self._sites: dict[int, ModelSites] = {}  # by the KV cache's block size
+        pooling = model.spec.pooling
+        self._pooler = None if pooling is None else Pooler(pooling.kind, model.classifier)
 
     @torch.inference_mode()
     def forward(
@@ -52,8 +55,11 @@ class Runner:
         """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
 
         decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
-        logprobs of the prompts' own tokens are wanted beside the samples.
+        logprobs of the prompts' own tokens are wanted beside the samples. A model that pools makes vectors instead.
         """
+        if self._pooler is not None:
+            self._pooler.pool(self.compute_hidden(batch, kv_cache, num_tokens, num_rows), batch, num_rows)
+            return
         if scoring:
             hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
             score_prompts(hidden, self._compute_head, batch, num_rows)

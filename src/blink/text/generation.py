@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from blink.region.layout import FinishReason
 from blink.sampling_params import SamplingParams
 from blink.text.detokenizer import Tokens
@@ -13,6 +16,8 @@ from blink.text.message.passages import Passages
 from blink.text.stop_strings import StopMatcher
 from blink.text.tokenizer import Tokenizer
 
+Vector = npt.NDArray[np.float32]
+_NO_VECTOR = np.zeros(0, np.float32)
 FINISH_NAMES = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -67,6 +72,7 @@ class Generation:
         "reasoning_tokens",
         "stop_reason",
         "times",
+        "vector",
     )
 
     def __init__(
@@ -86,6 +92,7 @@ class Generation:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.times: Times | None = None  # when it has ended
+        self.vector: Vector = _NO_VECTOR  # what the prompt became, where the engine pools
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's second token and those behind it
         self._params = params
         self._eos = () if params.ignore_eos else eos_token_ids
@@ -99,6 +106,16 @@ class Generation:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._top: list[tuple[int, float]] = []
+
+    def add_values(self, place: int, values: Vector) -> None:
+        """Append a part of the vector, which begins at a place of it.
+
+        Raises:
+            ValueError: another part should come.
+        """
+        if place != len(self.vector):
+            raise ValueError(f"values of place {place} come behind {len(self.vector)}")
+        self.vector = np.concatenate((self.vector, values))
 
     def add_top_logprob(self, token: int, logprob: float) -> None:
         """Note one of the most likely tokens in the place of the next token."""

@@ -34,6 +34,8 @@ class Limits(Protocol):
     @property
     def max_model_len(self) -> int: ...
     @property
+    def longest_prompt(self) -> int: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
     def block_size(self) -> int: ...
@@ -153,7 +155,7 @@ def check_vocabulary(tokens: list[int], vocab_size: int, param: str = "prompt") 
 def _truncate(tokens: npt.NDArray[np.int32], rules: PromptRules, limits: Limits) -> npt.NDArray[np.int32]:
     if rules.truncate is None:
         return tokens
-    room = max(1, limits.max_model_len - (rules.token_limit or 1))
+    room = max(1, limits.longest_prompt + 1 - (rules.token_limit or 1))
     keep = room if rules.truncate == -1 else rules.truncate
     if keep > limits.max_model_len:
         raise BadRequestError(
@@ -167,9 +169,9 @@ def _truncate(tokens: npt.NDArray[np.int32], rules: PromptRules, limits: Limits)
 
 def _check_length(num_tokens: int, rules: PromptRules, limits: Limits) -> None:
     token_limit = rules.token_limit
-    if num_tokens >= limits.max_model_len:
+    if num_tokens > limits.longest_prompt:
         raise _too_long(str(num_tokens), rules, limits)
-    if token_limit is not None and num_tokens + token_limit > limits.max_model_len:
+    if token_limit is not None and num_tokens + token_limit > limits.longest_prompt + 1:
         room = f"{token_limit} > {limits.max_model_len} - {num_tokens}"
         error = PromptTooLongError(
             f"'max_tokens' or 'max_completion_tokens' is too large: {token_limit}. This model's maximum context length"

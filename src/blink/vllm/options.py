@@ -29,7 +29,7 @@ def to_own_options(options: Mapping[str, Any], own: Collection[str]) -> dict[str
         elif name in own or flag is None or flag.action in ("same", "config"):
             found[name] = value
         elif flag.action == "alias":
-            found[_option(flag.words[0])] = value
+            found[_option(flag.words[0])] = _to_own(flag, value)
         elif flag.action == "override":
             overrides[flag.words[0]] = value
         else:

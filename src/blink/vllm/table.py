@@ -47,7 +47,7 @@ class Flag:
 
     def to_own(self, value: str) -> str:
         """Return how Blink's own flag of this name has the value."""
-        return dict(word.rsplit("=", 1) for word in self.words).get(value, value)
+        return dict(word.rsplit("=", 1) for word in self.words if "=" in word).get(value, value)
 
     def check(self, value: str) -> None:
         """Refuse a value that asks for something else than what Blink does.

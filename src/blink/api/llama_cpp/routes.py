@@ -13,8 +13,8 @@ from blink.errors import NotFoundError
 from blink.sampling_ranges import SAMPLING_RANGES
 
 _REFUSED = {
-    "/embedding": "This server makes no embeddings: its models generate text.",
-    "/reranking": "This server ranks no documents: its models generate text.",
+    "/embedding": "Not here: /v1/embeddings makes embeddings, of models that do.",
+    "/reranking": "Not here: /v1/rerank ranks documents, of models that do.",
     "/slots": "This server has no slots to show: /metrics counts its sequences.",
 }
 

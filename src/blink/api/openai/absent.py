@@ -9,10 +9,8 @@ from blink.errors import NotFoundError
 
 _TEXT = "its models generate text"
 _ABSENT: dict[str, tuple[str, ...]] = {
-    f"This server makes no embeddings: {_TEXT}.": ("/v1/embeddings", "/embeddings", "/v2/embed", "/pooling", "/encode"),
-    f"This server classifies, scores and ranks nothing: {_TEXT}.": (
-        "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
-    ),
+    "Not here: /v1/embeddings makes embeddings, of models that do.": ("/v2/embed", "/pooling", "/encode"),
+    "This server classifies nothing: /v1/score and /v1/rerank score texts, of models that do.": ("/classify",),
     f"This server hears and speaks nothing: {_TEXT}.": (
         "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
     ),

@@ -53,7 +53,12 @@ def _check_lengths(fields: Mapping[str, Any]) -> None:
             raise BadRequestError(f"{name} must be at most {limit} entries, got {len(value)}.", name)
 
 
-def _check_printable(text: str) -> str:
+def check_printable(text: str) -> str:
+    """Refuse a request's id that would not be one line of a log.
+
+    Raises:
+        BadRequestError: it would not.
+    """
     if not text.isprintable():
         raise BadRequestError("request_id must hold printable characters only.", "request_id")
     return text
@@ -96,9 +101,9 @@ class GenerationBody(Body):
     priority: int = 0
     service_tier: str | None = None
     tpot_target_ms: float | None = None
-    request_id: (
-        Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(_check_printable)] | None
-    ) = None
+    request_id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS), AfterValidator(check_printable)] | None = (
+        None
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     prompt_logprobs: int | None = None
     logprob_token_ids: TokenIds | None = None
@@ -172,6 +177,13 @@ Prompt = Annotated[
 ]
 
 
+def list_prompts(prompt: Prompt) -> list[str] | list[TokenIds]:
+    """Return the prompts of a field as a list of texts or of token ids."""
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]  # pyright: ignore[reportReturnType]
+    return prompt  # pyright: ignore[reportReturnType]
+
+
 class CompletionBody(GenerationBody, SearchFields):
     """POST /v1/completions."""
 
@@ -197,11 +209,7 @@ class CompletionBody(GenerationBody, SearchFields):
     @property
     def prompts(self) -> list[str] | list[TokenIds]:
         """Return the prompts as a list of texts or of token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # pyright: ignore[reportReturnType]
-        return self.prompt  # pyright: ignore[reportReturnType]
+        return list_prompts(self.prompt)
 
     @property
     def prompt_rules(self) -> PromptRules:

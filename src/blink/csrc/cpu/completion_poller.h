@@ -52,7 +52,7 @@ struct Rhythm {
 // Whether a completion is of a step's end: others come when a sequence is admitted or refused.
 inline bool ends_step(const Cqe& entry) {
   const CqeKind kind = tag_of(entry.tag).kind;
-  return kind == CqeKind::kToken || kind == CqeKind::kTopLogprob;
+  return kind == CqeKind::kToken || kind == CqeKind::kTopLogprob || kind == CqeKind::kVector;
 }
 
 class CompletionPoller {

@@ -109,12 +109,13 @@ uint32_t blink_cq_drain(const Cqe* queue, uint32_t entries, uint32_t head, Cqe* 
   return n;
 }
 
-// Return where the first of `count` completions from `from` on is that is more than a token, as it ends a sequence or
-// comes of admission; `count` if all are tokens.
+// Return where the first of `count` completions from `from` on is that is more than a token or a part of a
+// vector, as it ends a sequence or comes of admission; `count` if there is none.
 uint32_t blink_cq_find_rare(const Cqe* entries, uint32_t from, uint32_t count) {
   for (; from < count; from++) {
     const CqeTag tag = tag_of(entries[from].tag);
-    if (tag.kind != CqeKind::kToken || tag.finish_reason != FinishReason::kNone) break;
+    const bool is_usual = tag.kind == CqeKind::kToken || tag.kind == CqeKind::kVector;
+    if (!is_usual || tag.finish_reason != FinishReason::kNone) break;
   }
   return from;
 }

@@ -13,9 +13,12 @@ enum class CqeKind : uint8_t {
   kTopLogprob = 3,
   kFinished = 4,
   kRejected = 5,
-  kPromptLogprob = 6
+  kPromptLogprob = 6,
+  kVector = 7
 };
 enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 3, kError = 4 };
+// What the engine makes of prompts: text, an embedding, or a score.
+enum class Task : uint32_t { kGenerate = 0, kEmbed = 1, kScore = 2 };
 enum class ServiceClass : uint32_t { kLatencySensitive = 0, kBestEffort = 1 };
 enum class EngineState : uint32_t { kBooting = 0, kReady = 1, kDraining = 2, kDrained = 3, kStopped = 4, kFailed = 5 };
 
@@ -40,6 +43,7 @@ enum class RejectCode : uint32_t {
   kAutomatonRange = 16,
   kAutomaton = 17,
   kTpotTarget = 18,
+  kPooling = 19,
 };
 
 // Why the scheduler stopped; Control::error_code.

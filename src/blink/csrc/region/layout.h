@@ -57,6 +57,9 @@ struct Geometry {
   FIELD(uint32_t, num_snapshots);       // of recurrent states, for the prefix cache; 0: the model has none
   FIELD(uint32_t, snapshot_interval);   // blocks of an answer between two of them
   FIELD(uint32_t, vocab_size);
+  FIELD(Task, task);
+  FIELD(uint32_t, vector_width);        // floats that each prompt becomes; 0: prompts are continued
+  FIELD(uint32_t, normalizes_vectors);  // clients get them with a length of 1, unless they ask for others
   FIELD(uint32_t, prefix_caching);
   FIELD(uint32_t, priority_policy);
   FIELD(uint32_t, trace_entries);  // power of two
@@ -81,6 +84,11 @@ struct Geometry {
   // token's logits for their logprobs; each kind ascending. A graph's index is its place.
   FIELD_ARRAY(GraphSize, graphs, kMaxGraphs);
 };
+
+// Whether prompts become vectors, and nothing is generated.
+BLINK_FN bool is_pooling(const Geometry& g) { return g.vector_width > 0; }
+// Tokens of a prompt: one that is continued leaves a place for the first new token.
+BLINK_FN uint32_t longest_prompt(const Geometry& g) { return is_pooling(g) ? g.max_model_len : g.max_model_len - 1; }
 
 // writer: engine; `epoch` is stored last, with release, and is never 0 in a usable region.
 struct Header {
@@ -249,6 +257,17 @@ struct alignas(32) Cqe {
   FIELD(uint32_t, tag);
 };
 static_assert(sizeof(Cqe) == 32, "two CQEs share a cache line");
+
+// The CQE of kind kVector: a part of what a prompt became. Its words have the places of a Cqe's.
+constexpr uint32_t kValuesOfCqe = 4;
+struct alignas(32) VectorCqe {
+  FIELDS_OF(VectorCqe);
+  FIELD(uint64_t, sequence);
+  FIELD_ARRAY(float, values, kValuesOfCqe);  // behind the last of the vector: 0
+  FIELD(uint32_t, index);                    // place of the first of them in the vector
+  FIELD(uint32_t, tag);
+};
+static_assert(sizeof(VectorCqe) == sizeof(Cqe));
 
 BLINK_FN uint32_t cq_phase(uint32_t position, uint32_t entries) { return (position / entries + 1) & 1; }
 

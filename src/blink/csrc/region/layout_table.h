@@ -129,6 +129,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxLogitBias);
   CONSTANT(kMaxLogprobs);
   CONSTANT(kBlockHashBytes);
+  CONSTANT(kValuesOfCqe);
   CONSTANT(kNoTpotTarget);
   CONSTANT(kMaxTpotTargetUs);
   CONSTANT(kRollbackTokens);
@@ -159,7 +160,7 @@ inline const std::string& layout_text() {
     LayoutText t;
     t.section("structs", [&] {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
-      t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, QueuePairLayout>();
+      t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout>();
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
       t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
@@ -168,7 +169,7 @@ inline const std::string& layout_text() {
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
     });
     t.section("enums", [&] {
-      t.enums<Opcode, CqeKind, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
+      t.enums<Opcode, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
       t.enums<StepResult, StepClass, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });

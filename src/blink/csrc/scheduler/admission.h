@@ -82,7 +82,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
 // It cannot go on before its frontend reads completions, so others may use its place and its blocks.
 BLINK_FN bool is_stalled(const State& s, const Sequence& q) {
   const QueuePairState& pair = s.qps[q.queue_pair];
-  const bool waits = q.status == SequenceStatus::kWaiting && cq_room(s, pair) <= completions_per_token(q);
+  const bool waits = q.status == SequenceStatus::kWaiting && cq_room(s, pair) <= completions_per_sample(s, q);
   return !takes_part(q) && (!pair.open || waits);
 }
 
@@ -195,7 +195,7 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
     s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
     count_lookup(s, q, found);
   }
-  s.qps[q.queue_pair].cq_need += completions_per_token(q);
+  s.qps[q.queue_pair].cq_need += completions_per_sample(s, q);
   q.waited_ns = waited_ns(q, now);
   q.status = SequenceStatus::kRunning;
   flow_of(s, q).num_running++;

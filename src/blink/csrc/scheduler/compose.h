@@ -14,7 +14,7 @@ BLINK_RARE_FN void open_queue_pairs(Env& env, State& s) {
   env.sync();
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     const Sequence& q = s.sequences[s.running[i]];
-    env.fetch_add(s.qps[q.queue_pair].cq_need, completions_per_token(q));
+    env.fetch_add(s.qps[q.queue_pair].cq_need, completions_per_sample(s, q));
   }
   env.sync();
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {

@@ -22,7 +22,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
   const Geometry& g = s.geometry;
   const uint32_t rows = s.whole.header->num_rows;
   const bool is_alone = kind_in_flight(s) == StepKind::kWhole && !is_segmented(s);
-  const bool has_prompts = rows != s.whole.header->num_decode_rows;
+  const bool has_prompts = rows != s.whole.header->num_decode_rows || is_pooling(g);
   uint32_t stuck = !is_alone || rows != s.num_running || has_prompts, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
@@ -30,7 +30,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     const Sequence& q = s.sequences[before.sequence];
     const uint32_t position = q.num_computed + 1;  // of the token that is being sampled
     const bool grows = row < rows && missing_blocks(s, q, position + 1) > 0;
-    const bool samples = before.num_samples == 1 && completions_per_token(q) == 1;
+    const bool samples = before.num_samples == 1 && completions_per_sample(s, q) == 1;
     const bool is_last = q.num_generated + 1 >= q.sqe.max_tokens || position + 1 >= g.max_model_len;
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);

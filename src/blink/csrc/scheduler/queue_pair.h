@@ -28,14 +28,21 @@ BLINK_FN uint32_t cq_room(const State& s, const QueuePairState& q) {
   return taken >= s.geometry.cq_entries ? 0 : s.geometry.cq_entries - taken;
 }
 
+// Completions that one sample posts at most.
+BLINK_FN uint32_t most_completions(const Geometry& g) {
+  return 1 + (is_pooling(g) ? vector_completions(g) : kMaxLogprobs);
+}
+
 // Whether something waits until the frontend reads the completions that it has.
 BLINK_FN bool is_blocked(const State& s, const QueuePairState& q) {
   if (q.cq_tail == q.cq_head || (q.num_live == 0 && q.sq_head == q.sq_tail)) return false;
-  return !q.open || cq_room(s, q) <= 1 + kMaxLogprobs;
+  return !q.open || cq_room(s, q) <= most_completions(s.geometry);
 }
 
-// Completions that one sampled token of this sequence posts.
-BLINK_FN uint32_t completions_per_token(const Sequence& q) {
+// Completions that the last row of this sequence's prompt posts, and each one behind it: a vector and the end, or a
+// token.
+BLINK_FN uint32_t completions_per_sample(const State& s, const Sequence& q) {
+  if (is_pooling(s.geometry)) return most_completions(s.geometry);
   return 1 + (q.sqe.sampling.num_logprobs > 0 ? uint32_t(q.sqe.sampling.num_logprobs) : 0);
 }
 
@@ -70,9 +77,15 @@ BLINK_FN bool valid_automaton_span(const Geometry& g, const Sqe& e) {
          e.automaton_bytes >= sizeof(AutomatonHeader) + kBytes && g.vocab_bytes > 0 && g.num_automata > 0;
 }
 
+// Whether nothing is asked for that only generated tokens have.
+BLINK_FN bool valid_for_pooling(const Sqe& e) {
+  return e.max_tokens == 1 && e.sampling.num_logprobs <= 0 && e.sampling.num_prompt_logprobs == 0 &&
+         e.automaton_bytes == 0;
+}
+
 // Check every word of a submission that can be checked without its arena.
 BLINK_RARE_FN RejectCode validate(const Geometry& g, const Sqe& e) {
-  if (e.num_prompt_tokens == 0 || e.num_prompt_tokens >= g.max_model_len) return RejectCode::kPromptLength;
+  if (e.num_prompt_tokens == 0 || e.num_prompt_tokens > longest_prompt(g)) return RejectCode::kPromptLength;
   if (!in_arena(g, e.prompt_offset, uint64_t(e.num_prompt_tokens) * 4)) return RejectCode::kPromptRange;
   if (e.num_stop_tokens > kMaxStopTokens) return RejectCode::kStopTokens;
   if (e.num_stop_tokens > kInlineStopTokens &&
@@ -88,6 +101,7 @@ BLINK_RARE_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.service_class > uint32_t(ServiceClass::kBestEffort)) return RejectCode::kServiceClass;
   if (e.tpot_target_us > kMaxTpotTargetUs && e.tpot_target_us != kNoTpotTarget) return RejectCode::kTpotTarget;
   if (e.automaton_bytes > 0 && !valid_automaton_span(g, e)) return RejectCode::kAutomatonRange;
+  if (is_pooling(g) && !valid_for_pooling(e)) return RejectCode::kPooling;
   return RejectCode::kNone;
 }
 

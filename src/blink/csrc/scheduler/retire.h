@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scheduler/ending.h"
+#include "scheduler/pooling.h"
 #include "scheduler/prompt_logprobs.h"
 
 namespace blink {
@@ -29,7 +30,7 @@ BLINK_FN void post_token(State& s, uint32_t at, const Sequence& q, int32_t token
 // Post a sample's completions: the top logprobs, then the token. Runs on: one lane.
 template <class Env>
 BLINK_FN void deliver(Env& env, State& s, const StepBuffers& a, uint32_t sample, const Sequence& q, uint64_t now) {
-  const uint32_t extra = completions_per_token(q) - 1;
+  const uint32_t extra = completions_per_sample(s, q) - 1;
   uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, extra + 1);
   for (uint32_t rank = 0; rank < extra; rank++) {
     const uint32_t top = sample * kMaxLogprobs + rank;
@@ -64,6 +65,13 @@ BLINK_FN void take_sample(Env& env, State& s, const StepBuffers& a, uint32_t sam
   deliver(env, s, a, sample, q, now);
 }
 
+// End a sequence whose prompt is computed: its vector is delivered, unless it is none. Runs on: one lane.
+template <class Env>
+BLINK_FN void end_pooled(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
+  if (row.num_samples == 0) return;
+  end_without_token(env, s, q, is_vector(a, row) ? FinishReason::kStop : FinishReason::kError, now);
+}
+
 // Take over what one row computed and sampled. Runs on: one lane.
 template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
@@ -71,6 +79,7 @@ BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& ro
   q.row = Row{};
   q.paused_tokens = 0;
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
+  if (is_pooling(s.geometry)) return end_pooled(env, s, a, row, q, now);
   const uint32_t accepted = accept(row), before = q.num_generated;
   for (uint32_t i = 0; i < accepted && q.finish == FinishReason::kNone; i++)
     take_sample(env, s, a, row.first_sample + i, q, now);
@@ -90,6 +99,7 @@ BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
   const StepBuffers& a = buffers_of(s, kind);
   const uint32_t rows = a.header->num_rows;
   if (is_scoring(s.geometry, a.header->graph)) deliver_prompt_logprobs(env, s, a, now);
+  if (is_pooling(s.geometry)) deliver_vectors(env, s, a);
   RetireTotals totals{0, 0, 0, 0};
   for (uint32_t i = env.lane(); i < rows; i += env.lanes()) {
     const Row row = a.rows[i];

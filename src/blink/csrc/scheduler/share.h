@@ -13,7 +13,7 @@ namespace blink {
 // Whether a waiting sequence may start, as far as its queue pair goes.
 BLINK_FN bool can_start(const State& s, const Sequence& q) {
   const QueuePairState& pair = s.qps[q.queue_pair];
-  return !q.cancelled && !pair.closing && cq_room(s, pair) > completions_per_token(q);
+  return !q.cancelled && !pair.closing && cq_room(s, pair) > completions_per_sample(s, q);
 }
 
 BLINK_FN uint32_t slot_reserve(const State& s) { return most(1u, s.geometry.num_slots / 2 / s.num_attached); }

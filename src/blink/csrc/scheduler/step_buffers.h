@@ -30,6 +30,10 @@ BLINK_FN Outcome read_outcome(const StepOutput& output, uint64_t step) {
   return output.failed ? Outcome::kFailed : Outcome::kDone;
 }
 
+// CQEs of a prompt's vector, and its floats in the buffers.
+BLINK_FN uint32_t vector_completions(const Geometry& g) { return ceil_div(g.vector_width, kValuesOfCqe); }
+BLINK_FN uint64_t vector_floats(const Geometry& g) { return uint64_t(vector_completions(g)) * kValuesOfCqe; }
+
 // The state has two of them (step_kind.h), at addresses that never change.
 struct StepBuffers {
   FIELDS_OF(StepBuffers);
@@ -52,6 +56,7 @@ struct StepBuffers {
   STATE_ARRAY(float, prompt_logprobs, g.max_num_batched_tokens);  // of the token behind each of the batch
   STATE_ARRAY(int32_t, prompt_top_tokens, g.max_num_batched_tokens* kMaxLogprobs);
   STATE_ARRAY(float, prompt_top_logprobs, g.max_num_batched_tokens* kMaxLogprobs);
+  STATE_ARRAY(float, vectors, g.max_num_seqs* vector_floats(g));  // of each row that ends its prompt
 };
 
 }  // namespace blink

@@ -64,6 +64,7 @@ class Family:
     experts: ExpertNames | None = None  # None: a dense MLP
     recurrent_block: str = "linear_attn"  # of recurrent layers
     has_grouped_projections: bool = False  # recurrent layers: one tensor for q, k, v and z, grouped by key head; b, a
+    score_tokens: tuple[str, ...] = ()  # of the family's rerankers: those that say no and yes; empty: there are none
     # GGUF files.
     gguf: str = ""  # its name there; empty: not read from them
     gguf_mixture: str = ""  # the family of those files of this name that have experts

@@ -71,7 +71,9 @@ def _find_recurrent_layers(config: Fields, num_layers: int) -> set[int]:
 
 FAMILIES = {
     "qwen2": Family(title="Qwen 2, 2.5", qkv_bias=True, gguf="qwen2", gguf_class="Qwen2ForCausalLM"),
-    "qwen3": Family(title="Qwen 3", qk_norm="head", gguf="qwen3", gguf_class="Qwen3ForCausalLM"),
+    "qwen3": Family(
+        title="Qwen 3", qk_norm="head", gguf="qwen3", gguf_class="Qwen3ForCausalLM", score_tokens=("no", "yes")
+    ),
     "qwen3_moe": Family(
         title="Qwen 3 MoE",
         defaults={"use_sliding_window": False},

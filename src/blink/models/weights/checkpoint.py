@@ -25,7 +25,7 @@ from blink.models.weights.gguf_places import GgufPlaces, Place
 from blink.models.weights.stored_tensors import Stored, open_tensors, split_tensors
 
 # How names begin in files of a model that sees pictures too, or whose decoder is a part.
-_TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.")
+_TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.", "")
 _DRAFT = "mtp."  # how the names of layers begin that predict further tokens
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DRAWN_ROWS = 8192  # of a random table in the host's memory, at once

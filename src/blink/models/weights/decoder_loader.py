@@ -20,6 +20,7 @@ from blink.models.families import FAMILIES
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, SharedExpert
 from blink.models.layers import Attention, LayerSpec
 from blink.models.mlps import DenseMlp, MoeMlp
+from blink.models.pooling import Pooling
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
@@ -79,10 +80,23 @@ class DecoderLoader:
         lm_head = _pack(embedding)
         if spec.embedding_size:
             embedding, lm_head = self._multiply_projections(plain(embedding))
-        elif not spec.tie_embeddings:
+        elif not spec.tie_embeddings and spec.pooling is None:
             lm_head = self._tensors.load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
         inputs = load_layer_inputs(self._tensors, spec, self._table_device)
-        return Decoder(spec, embedding, layers, norm, lm_head, FP8 if self._kv_scales else None, positions, inputs)
+        kv_dtype = FP8 if self._kv_scales else None
+        classifier = None if spec.pooling is None else self._load_classifier(spec.pooling, embedding)
+        return Decoder(spec, embedding, layers, norm, lm_head, kv_dtype, positions, inputs, classifier)
+
+    def _load_classifier(self, pooling: Pooling, embedding: Tensor | QuantizedEmbedding) -> Tensor | None:
+        """Read what makes a score of a pooled state, float32 [1, hidden]; None: the model embeds."""
+        if not pooling.scores:
+            return None
+        if pooling.score_tokens is None:
+            return self._tensors.read("score.weight", 1, self._spec.hidden_size).float()
+        shape = self._spec.vocab_size, self._spec.hidden_size
+        head = plain(embedding) if self._spec.tie_embeddings else self._tensors.read("lm_head.weight", *shape)
+        first, second = head[[*pooling.score_tokens]].float()
+        return (second - first)[None]
 
     def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
         """Read a row for each token."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from blink.models.weights.checkpoint import (
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
+from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.source import check_method, find_format, read_spec
 from blink.models.weights.token_table import choose_table_device, let_gpu_read
@@ -67,6 +69,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     check_method(path, config.quantization)
     changes = parse_object("hf_overrides", config.hf_overrides)
     spec = _limit_length(read_spec(path, changes), config.max_model_len)
+    spec = replace(spec, pooling=read_pooling(path, config, spec.architecture))
     if device.type == "cuda":
         _check_heads(spec)
     table_device = choose_table_device(config.per_layer_embeddings, spec, device, dtype)

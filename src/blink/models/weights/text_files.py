@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blink.errors import ConfigError
+from blink.fields import Fields
 
 # The index of a model of 100,000 tensors is a third of it.
 _MAX_BYTES = 32 << 20
@@ -113,13 +115,25 @@ def read_json(path: Path, *, root: Path | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, is a link out of the directory, or holds something else.
     """
-    text = read_text(path, root=root)
+    values = _parse(path, read_text(path, root=root))
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object.")
+    return values
+
+
+def read_list(path: Path) -> list[Mapping[str, Any]]:
+    """Return the objects of the list in a JSON file of a model's directory.
+
+    Raises:
+        ConfigError: it cannot be read, is a link out of the directory, or holds something else.
+    """
+    return Fields({path.stem: _parse(path, read_text(path))}, str(path)).mappings(path.stem)
+
+
+def _parse(path: Path, text: str) -> Any:
     try:
-        values = json.loads(text)
+        return json.loads(text)
     except RecursionError:
         raise ConfigError(f"{path} cannot be read as JSON: it is nested too deeply.") from None
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a JSON object.")
-    return values

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of a model's tokens, for an engine that constrains texts."""
+
+from __future__ import annotations
+
+import logging
+
+from blink.config import EngineConfig, FrontendConfig
+from blink.errors import ConfigError
+from blink.text.assets import load_assets
+from blink.text.tokenizer import NoTokenizer
+from blink.text.vocabulary import Vocabulary, list_vocabulary
+
+logger = logging.getLogger("blink.engine")
+
+
+def read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
+    """Return the bytes of the model's tokens; none where it has no tokenizer."""
+    try:
+        tokenizer = load_assets(FrontendConfig(model=config.model)).tokenizer
+    except ConfigError as error:
+        logger.warning("no structured outputs: %s", error)
+        tokenizer = NoTokenizer()
+    return list_vocabulary(tokenizer, vocab_size)
