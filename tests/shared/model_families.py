@@ -399,7 +399,10 @@ def make_model(values: dict[str, Any]) -> Any:
 def count_parameters(model: Any) -> int:
     """Return the number of weights of a model's text part."""
     others = (".visual.", ".vision_tower.", ".multi_modal_projector.")
-    weights = [*model.named_parameters(), *((name, each) for name, each in model.named_buffers() if name.endswith(BIAS))]
+    weights = [
+        *model.named_parameters(),
+        *((name, each) for name, each in model.named_buffers() if name.endswith(BIAS)),
+    ]
     return sum(weight.numel() for name, weight in weights if not any(one in name for one in others))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,30 +22,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.cpu import attention as cpu_attention
 from blink.kernels.cpu import latent as cpu
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import UNSCALED, KvScales
-
-EPS = 1e-6  # of both norms, whatever a config.json says of the others
-
-
-class LatentSizes(NamedTuple):
-    """What a step's plan depends on."""
-
-    heads: int
-    rank: int
-    rope: int
-
-
-class Expansion(NamedTuple):
-    """What makes keys and values of latents."""
-
-    norm: Tensor  # [rank], of the latent's norm
-    keys: Tensor  # [heads, nope, rank]
-    values: Tensor  # [heads, value, rank]
-
-    @property
-    def rank(self) -> int:
-        """Size of a latent."""
-        return self.norm.shape[0]
+from blink.kernels.operands import LATENT_EPS, UNSCALED, Expansion, KvScales, LatentSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +68,8 @@ def absorb_and_store(
     if query.is_cuda:
         from blink.kernels.gpu.latent import store as gpu
 
-        return gpu.absorb_and_store(query, kept, rotation, kv_slots, cache, expansion, EPS, kv_scales)
-    return cpu.absorb_and_store(query, kept, rotation, kv_slots, cache, expansion, EPS, kv_scales)
+        return gpu.absorb_and_store(query, kept, rotation, kv_slots, cache, expansion, LATENT_EPS, kv_scales)
+    return cpu.absorb_and_store(query, kept, rotation, kv_slots, cache, expansion, LATENT_EPS, kv_scales)
 
 
 def latent_attention(

@@ -18,7 +18,7 @@ class LayerCache:
     )  # fmt: skip
 
     def __init__(self, cells: Tensor) -> None:
-        """Name the parts of cells [2 or 1, num_blocks, block_size, kv_heads, head_dim]: keys, and values if there are."""
+        """Name the parts of cells [2 or 1, num_blocks, block_size, kv_heads, head_dim]: keys, perhaps values."""
         self.cells = cells
         self.keys, self.values = cells[0], cells[-1]
         _, self.num_blocks, self.block_size, self.kv_heads, self.head_dim = cells.shape

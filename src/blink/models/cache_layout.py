@@ -48,7 +48,8 @@ class CacheGroup:
 
     def shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int, int]:
         """Return the shape of the group's tensor; its second dimension is keys, and values where they are kept."""
-        return (len(self.layers), 1 + self.state.has_values, num_blocks, block_size, self.state.kv_heads, self.state.head_dim)
+        state = self.state
+        return (len(self.layers), 1 + state.has_values, num_blocks, block_size, state.kv_heads, state.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

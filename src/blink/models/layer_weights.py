@@ -12,9 +12,8 @@ from torch import Tensor
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
 from blink.kernels.delta_rule import DeltaWeights
-from blink.kernels.latent import Expansion
 from blink.kernels.mamba import MambaWeights
-from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm, Norm
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, Expansion, HeadNorm, Norm
 from blink.models.mlps import Activation, MoeMlp
 
 

@@ -66,7 +66,7 @@ Score = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router(Part):
-    """How a token chooses its experts: those with the highest scores, which are their weights. See kernels/router.py."""
+    """How a token chooses experts: those with the highest scores, which are their weights. See kernels/router.py."""
 
     top_k: int
     renormalize: bool = False  # the chosen scores sum to 1

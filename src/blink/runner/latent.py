@@ -8,14 +8,13 @@ from collections.abc import Callable
 from torch import Tensor
 
 from blink.kernels.latent import (
-    EPS,
     LatentPlan,
-    LatentSizes,
     absorb_and_store,
     expand,
     latent_attention,
     plan_latent_attention,
 )
+from blink.kernels.operands import LATENT_EPS, LatentSizes
 from blink.kernels.rms_norm import rms_norm
 from blink.models.latent import Latent
 from blink.models.layers import Attention
@@ -49,7 +48,7 @@ def _project_queries(step: Step, projected: Tensor, mixer: Attention, latent: La
     if latent.query_rank:
         assert weights is not None and weights.query_norm is not None and weights.query is not None
         assert choice is not None
-        normed = rms_norm(query.contiguous(), weights.query_norm, EPS)
+        normed = rms_norm(query.contiguous(), weights.query_norm, LATENT_EPS)
         query = step.kernels.matmuls[choice.kernel].multiply(normed, weights.query, None)
     return query.unflatten(1, (mixer.heads, latent.query))
 

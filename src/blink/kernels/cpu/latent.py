@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
@@ -14,10 +12,7 @@ from blink.kernels.cpu.attention import CpuAttentionPlan, RowGroup, gather
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.cpu.rotary import rotate, round_cells
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import KvScales
-
-if TYPE_CHECKING:
-    from blink.kernels.latent import Expansion
+from blink.kernels.operands import Expansion, KvScales
 
 
 def absorb_and_store(
@@ -81,9 +76,9 @@ def _attend_long(query: Tensor, kept: Tensor, rank: int, group: RowGroup, scale:
     """Attend from a row of many queries, one head after the other: scores of all would take too much memory."""
     keys, mask = kept[:, None], group.mask
     heads = [
-        functional.scaled_dot_product_attention(
-            head[None, None], keys, keys[..., :rank], attn_mask=mask, scale=scale
-        )[0, 0]
+        functional.scaled_dot_product_attention(head[None, None], keys, keys[..., :rank], attn_mask=mask, scale=scale)[
+            0, 0
+        ]
         for head in query.unbind(1)
     ]
     return torch.stack(heads, dim=1)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blink.kernels.latent import Expansion
-from blink.kernels.operands import AttentionOptions, KvScales
+from blink.kernels.operands import AttentionOptions, Expansion, KvScales
 from blink.models.latent import Latent
 from blink.models.layer_weights import LatentWeights
 from blink.models.layers import Attention
