@@ -64,10 +64,10 @@ class MoeWeights:
     gate_up: ExpertWeights  # [experts, 2 * intermediate, hidden]
     down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
-    choice_bias: Tensor | None = None  # float32 [experts]; is added to scores for the choice alone
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
     shared: SharedExpert | None = None
     beside: MlpBeside | None = None
+    choice_bias: Tensor | None = None  # float32 [experts]; is added to scores for the choice alone
 
     @property
     def sites(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false
 """The choice of experts on the GPU, a program for each token."""
 
 from __future__ import annotations
