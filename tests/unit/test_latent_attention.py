@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.formats.fp8 import FP8
 from blink.kernels import latent
 from blink.kernels.cpu.rotary import rotate
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LATENT_EPS, UNSCALED, KvScales, LatentSizes
+from blink.models.layer_weights import MoeWeights
 from blink.models.spec import ModelSpec
 from blink.models.weights.config_json import read_config_json
+from blink.models.weights.loader import load_model
 from latent_rows import BLOCK_SIZE, DECODE, MIXED, Rows, attend_expanded, draw_expansion, make_cells, make_latent_batch
-from model_families import check, generate, make_prompts, save_model
+from model_driver import Driver
+from model_families import FAMILIES, SMALL, check, generate, make_prompts, save_model
 from model_specs import attention_of
 
 CASES = json.loads(Path(__file__).with_name("model_facts.json").read_text())
@@ -68,10 +72,25 @@ def test_a_token_keeps_its_normalised_latent_and_its_rotated_key(kv_scales: KvSc
     torch.testing.assert_close(found[..., SIZES.rank :], rotate(query[..., NOPE:], rotation), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_prompts_at_once_give_the_tokens_of_transformers_though_some_are_preempted(tmp_path: Path) -> None:
-    """26 blocks hold the longest sequence and little more."""
+    """26 blocks hold the longest sequence and little more. With a cache in FP8, test_kv_cache_fp8.py does it always."""
     model, prompts = save_model("deepseek_v3", tmp_path), make_prompts()
     check(model, prompts, generate(tmp_path, prompts, "cpu", num_gpu_blocks_override=26))
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_routers_of_scores_compute_in_float32_whatever_others_do(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **FAMILIES[name]}))
+    config = ModelConfig(model=str(tmp_path), load_format="dummy")
+    decoder = load_model(config, torch.device("cpu"), torch.bfloat16)
+    driver = Driver(decoder)
+    driver.add([5, 60, 17, 33, 80, 4], 3)
+    driver.run(max_chunk=4)
+    assert len(driver.sequences[0].tokens) == 9
+    mlp = decoder.layers[1].mlp
+    assert isinstance(mlp, MoeWeights) and mlp.choice_bias is not None
+    assert (mlp.router.dtype, mlp.choice_bias.dtype, mlp.down.dtype) == (torch.float32, torch.float32, torch.bfloat16)
 
 
 def read(directory: Path, name: str, **changes: Any) -> ModelSpec:
