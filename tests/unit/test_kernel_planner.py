@@ -264,11 +264,15 @@ def test_fused_kernels_do_not_choose_by_other_scores(changes: dict[str, Any]) ->
     attention = make_attention(32, 4, 128)
     plain = MoeMlp(experts=128, size=768, router=Router(top_k=8, renormalize=True))
     other = replace(plain, router=replace(plain.router, **changes))
-    styles = []
-    for mlp in (plain, other):
-        model = expected_sites(make_spec("qwen3_moe", attention, mlp, num_layers=2, hidden_size=2048), 16)
-        styles.append({rows: plan(model, rows).norms for rows in (1, 16)})
-    assert styles == [{1: NormStyle.READER, 16: NormStyle.WRITER}, {1: NormStyle.KERNEL, 16: NormStyle.KERNEL}]
+    known, unknown = (
+        expected_sites(make_spec("qwen3_moe", attention, mlp, num_layers=2, hidden_size=2048), 16)
+        for mlp in (plain, other)
+    )
+    assert [plan(known, rows).norms for rows in (1, 16)] == [NormStyle.READER, NormStyle.WRITER]
+    for rows in (1, 16):
+        found = plan(unknown, rows)
+        assert found.norms is NormStyle.KERNEL
+        assert all(f"({next(iter(changes))})" in reason for reason in found.refused)
 
 
 def test_sizes_that_latent_attention_does_not_take_are_refused(tmp_path: Path) -> None:
