@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The execution plans of the models in models/configs on an H100, as text: recorded in tests/unit/plans."""
+"""The execution plans of some models on an H100, as text: recorded in tests/unit/plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blink.runner.planner import plan_model
 from blink.runner.sites import expected_sites
 
 RECORDED = Path(__file__).parents[1] / "unit" / "plans"
-_CONFIGS = Path(blink.models.__path__[0]) / "configs"
+_CONFIGS = (Path(blink.models.__path__[0]) / "configs", Path(__file__).parents[2] / "benchmarks" / "configs")
 _SCHEMES = {
     "bf16": None,
     "fp8": Quantization("fp8", has_groups=False),
@@ -43,12 +43,14 @@ class Case:
 CASES = [
     *itertools.starmap(Case, itertools.product(("llama-3-8b", "phi-4", "qwen3-32b", "qwen3-30b-a3b"), _SCHEMES)),
     Case("gpt-oss-20b", "mxfp4"),
+    Case("glm-4.7-flash", "bf16"),
+    Case("glm-4.7-flash", "fp8"),
 ]
 
 
 def show_plan(case: Case) -> str:
     """Return the plan of a model for all sizes of step of an engine with default options."""
-    spec = read_spec(_CONFIGS / case.config)
+    spec = read_spec(next(path for folder in _CONFIGS if (path := folder / case.config).is_dir()))
     if case.format in _SCHEMES:
         spec = replace(spec, quantization=_SCHEMES[case.format])
     config = EngineConfig()

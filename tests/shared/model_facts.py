@@ -121,6 +121,7 @@ def _describe_layer(layer: LayerSpec) -> dict[str, Any]:
         else [0, 0, 0, False],
         "expert_biases": mixture is not None and mixture.biases,
         **({"shared_expert": mixture.shared_size} if mixture and mixture.shared_size else {}),
+        **({} if mixture is None or mixture.router.is_plain else {"router": _describe_options(mixture.router)}),
         **_describe_options(layer, "norms", "residual_scale"),
         **({} if mixture and mixture.biases else _describe_options(mlp, "activation", "shared_size")),
     }

@@ -16,6 +16,7 @@ from blink import LLM, RequestOutput, SamplingParams
 from mxfp4_checkpoints import quantize_model
 
 NUM_NEW = 6
+BIAS = "e_score_correction_bias"  # of routers, in most families a buffer
 SMALL: dict[str, Any] = {
     "vocab_size": 128,
     "hidden_size": 64,
@@ -303,6 +304,75 @@ FAMILIES["gemma4-heads"] = {
     "head_dim": 256,
     "global_head_dim": 512,
 }
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 2.5,
+}
+_LATENT = {
+    **_ROUTED,
+    "head_dim": 8,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 48,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+}
+_SCORES_YARN = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 1.0}
+FAMILIES |= {
+    "glm4_moe": {
+        **_ROUTED,
+        "model_type": "glm4_moe",
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "glm4_moe-plain": {**_ROUTED, "model_type": "glm4_moe", "first_k_dense_replace": 0, "norm_topk_prob": False},
+    "minimax_m2": {
+        "model_type": "minimax_m2",
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "rotary_dim": 16,
+    },
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "num_hidden_layers": 4,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 48,
+        "moe_layer_interval": 2,
+        "tie_word_embeddings": True,
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "model_type": "glm4_moe_lite",
+        "rms_norm_eps": 1e-2,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        "model_type": "deepseek_v3",
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "rope_parameters": _SCORES_YARN,
+    },
+    "deepseek_v2": {
+        **_LATENT,
+        "model_type": "deepseek_v2",
+        "q_lora_rank": None,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "rope_parameters": {**_SCORES_YARN, "mscale": 0.7, "mscale_all_dim": 1.2},
+    },
+}
 MXFP4 = "gpt_oss-mxfp4"  # its experts rounded
 FAMILIES[MXFP4] = FAMILIES["gpt_oss"]
 
@@ -329,7 +399,11 @@ def make_model(values: dict[str, Any]) -> Any:
 def count_parameters(model: Any) -> int:
     """Return the number of weights of a model's text part."""
     others = (".visual.", ".vision_tower.", ".multi_modal_projector.")
-    return sum(weight.numel() for name, weight in model.named_parameters() if not any(one in name for one in others))
+    weights = [
+        *model.named_parameters(),
+        *((name, each) for name, each in model.named_buffers() if name.endswith(BIAS)),
+    ]
+    return sum(weight.numel() for name, weight in weights if not any(one in name for one in others))
 
 
 def save_model(name: str, path: Path) -> Any:
@@ -347,6 +421,8 @@ def save_model(name: str, path: Path) -> Any:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("layer_scalar"):
                 buffer.copy_(torch.rand_like(buffer) + 0.5)
+            elif buffer_name.endswith(BIAS):
+                buffer.copy_(0.3 * torch.randn_like(buffer))
     model.save_pretrained(path, max_shard_size="60KB")
     if name == MXFP4:
         quantize_model(model, path)

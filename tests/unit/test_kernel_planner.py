@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,9 +25,17 @@ from blink.kernels.gpu.device import supposing
 from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
-from blink.plan.execution_plan import NormStyle, StepPlan
+from blink.plan.execution_plan import Choice, NormStyle, StepPlan
 from blink.plan.site import Bucket
-from blink.runner.gpu_device import DELTA_DECODE, MAX_MIXED_TOKENS, PAGED_ATTENTION, PERMUTED, STREAMED, GpuDevice
+from blink.runner.gpu_device import (
+    DELTA_DECODE,
+    LATENT_ATTENTION,
+    MAX_MIXED_TOKENS,
+    PAGED_ATTENTION,
+    PERMUTED,
+    STREAMED,
+    GpuDevice,
+)
 from blink.runner.planner import choose_gated, choose_matmul, plan_step
 from blink.runner.sites import LayerSites, ModelSites, expected_sites
 from model_specs import attention_of, make_attention, make_spec
@@ -230,3 +239,44 @@ def test_recurrent_layers_with_4_bits_take_norms_by_kernels() -> None:
     layers = [replace(layer, qkv=packed(layer.qkv, INT4)) for layer in model.layers]
     found = plan(replace(model, layers=layers), 1)
     assert found.norms is NormStyle.KERNEL and "(4 bits beside recurrent layers)" in found.refused[0]
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_each_layer_of_glm_4_7_flash_has_kernels(*, fp8: bool) -> None:
+    """Queries are projected twice, the router reads float32, and experts are those of other models."""
+    model = expected_sites(read_spec(_SHAPES / "glm-4.7-flash"), 16, fp8=fp8)
+    for rows, tokens in ((1, 0), (32, 0), (32, 2048)):
+        found = plan(model, rows, tokens=tokens)
+        assert found.norms is NormStyle.KERNEL
+        dense, mixture = found.layers[0], found.layers[1]
+        assert dense.query is not None and mixture.query is not None and mixture.experts is not None
+        prompts = "; prompts: 64 x 32" if tokens else ""
+        assert mixture.attend == Choice(LATENT_ATTENTION, f"32 x 32{prompts} (by rule)")
+        assert (mixture.experts.kernel == PERMUTED) == (not tokens)
+    assert model.layers[1].router == Matrix(64, 2048, Layout.ROWS, None, "float32")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"score": "sigmoid"}, {"has_bias": True}, {"scale": 2.5}, {"groups": 2, "top_groups": 1}], ids=str
+)
+def test_fused_kernels_do_not_choose_by_other_scores(changes: dict[str, Any]) -> None:
+    """They would ignore what they do not know."""
+    attention = make_attention(32, 4, 128)
+    plain = MoeMlp(experts=128, size=768, router=Router(top_k=8, renormalize=True))
+    other = replace(plain, router=replace(plain.router, **changes))
+    known, unknown = (
+        expected_sites(make_spec("qwen3_moe", attention, mlp, num_layers=2, hidden_size=2048), 16)
+        for mlp in (plain, other)
+    )
+    assert [plan(known, rows).norms for rows in (1, 16)] == [NormStyle.READER, NormStyle.WRITER]
+    for rows in (1, 16):
+        found = plan(unknown, rows)
+        assert found.norms is NormStyle.KERNEL
+        assert all(f"({next(iter(changes))})" in reason for reason in found.refused)
+
+
+def test_sizes_that_latent_attention_does_not_take_are_refused(tmp_path: Path) -> None:
+    config = json.loads((_SHAPES / "glm-4.7-flash" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "kv_lora_rank": 640}))
+    with pytest.raises(ConfigError, match=r"does not take latents of 640 and 64: use --device cpu"):
+        load_model(ModelConfig(model=str(tmp_path), load_format="dummy"), torch.device("cuda"), torch.bfloat16)

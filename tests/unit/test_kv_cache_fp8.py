@@ -31,7 +31,8 @@ from quantized_checkpoints import write_checkpoints
 from tiny_model import BLOCK_BYTES, write_tiny_model
 
 CPU = torch.device("cpu")
-NAMES = [name if name == "gpt_oss" else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
+_SHORT = ("gpt_oss", "deepseek_v3")
+NAMES = [name if name in _SHORT else pytest.param(name, marks=pytest.mark.long) for name in FAMILIES]
 
 
 def load(path: Path, kv_cache_dtype: str = "fp8") -> Decoder:

@@ -180,13 +180,11 @@ def find_encoding(weight: ExpertWeights) -> Encoding | None:
     return BF16 if isinstance(weight, Tensor) else weight.encoding
 
 
-def experts_of(
-    gate_up: ExpertWeights, down: ExpertWeights, top_k: int = 1, *, is_plain: bool = True, dtype: str = "bfloat16"
-) -> ExpertMatrices:
+def experts_of(gate_up: ExpertWeights, down: ExpertWeights, top_k: int = 1, *, is_plain: bool = True) -> ExpertMatrices:
     """Return experts' sizes, and how they lie in memory. is_plain: SiLU is between them, and no bias."""
     experts, hidden, size = down.shape
     encodings = find_encoding(gate_up), find_encoding(down)
-    return ExpertMatrices(experts, top_k, hidden, size, encodings, is_plain, dtype)
+    return ExpertMatrices(experts, top_k, hidden, size, encodings, is_plain)
 
 
 def split_experts(weight: ExpertWeights) -> tuple[Tensor, Tensor | None]:

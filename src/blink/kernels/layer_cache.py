@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class LayerCache:
-    """Keys and values of a layer, in blocks of tokens."""
+    """Keys and values of a layer, in blocks of tokens; or keys of which values are a part."""
 
     __slots__ = (
         "block_size", "cells", "device", "dtype", "head_dim", "keys", "kv_heads", "num_blocks", "values",
@@ -18,9 +18,9 @@ class LayerCache:
     )  # fmt: skip
 
     def __init__(self, cells: Tensor) -> None:
-        """Name the parts of cells [2, num_blocks, block_size, kv_heads, head_dim]: keys, values."""
+        """Name the parts of cells [2 or 1, num_blocks, block_size, kv_heads, head_dim]: keys, perhaps values."""
         self.cells = cells
-        self.keys, self.values = cells
+        self.keys, self.values = cells[0], cells[-1]
         _, self.num_blocks, self.block_size, self.kv_heads, self.head_dim = cells.shape
         self.values_offset = cells.stride(0)  # how many numbers behind a key its value lies
         self.dtype, self.device = cells.dtype, cells.device

@@ -21,26 +21,30 @@ def moe(
     renormalize: bool,
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return the sum over each token's top_k experts of probability * expert(x).
 
     x: [tokens, hidden]; router_logits: [tokens, experts]; gate_up: [experts, 2 * size, hidden], gate first;
     down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats
     no others; biases: of gate_up [experts, 2 * size] and of down [experts, hidden]. Probabilities are a float32 softmax
-    over all experts; `renormalize` makes the chosen ones sum to 1.
+    over all experts; `renormalize` makes the chosen ones sum to 1. weights: float32 [tokens, top_k], what a token's
+    results are multiplied by instead, from the expert of its largest logit on.
     """
     assert router_logits.shape == (x.shape[0], gate_up.shape[0])
     assert gate_up.shape[2] == down.shape[1] == x.shape[1]
     assert gate_up.shape[1] == 2 * down.shape[2]
     assert 0 < top_k <= gate_up.shape[0]
+    assert weights is None or weights.shape == (x.shape[0], top_k)
     if x.is_cuda:
         from blink.kernels.gpu.moe import grouped as gpu
 
         assert num_tokens is not None
         return gpu.moe(
             x, router_logits, gate_up, down, num_tokens,
-            top_k=top_k, renormalize=renormalize, activation=activation, biases=biases,
+            top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
         )  # fmt: skip
     return cpu.moe(
-        x, router_logits, gate_up, down, top_k=top_k, renormalize=renormalize, activation=activation, biases=biases
-    )
+        x, router_logits, gate_up, down,
+        top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
+    )  # fmt: skip

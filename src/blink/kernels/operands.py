@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
@@ -70,3 +70,26 @@ class AttentionOptions:
 
 
 PLAIN_ATTENTION = AttentionOptions()
+
+LATENT_EPS = 1e-6  # of the norms of latents, whatever a config.json says of the others
+
+
+class LatentSizes(NamedTuple):
+    """What a plan of latent attention depends on."""
+
+    heads: int
+    rank: int
+    rope: int
+
+
+class Expansion(NamedTuple):
+    """What makes keys and values of latents, by latent.py."""
+
+    norm: Tensor  # [rank], of the latent's norm
+    keys: Tensor  # [heads, nope, rank]
+    values: Tensor  # [heads, value, rank]
+
+    @property
+    def rank(self) -> int:
+        """Size of a latent."""
+        return self.norm.shape[0]

@@ -23,6 +23,7 @@ class PerToken:
 
     kv_heads: int
     head_dim: int
+    has_values: bool = True  # False: values are parts of the keys
     window: int = 0  # tokens that a query sees, its own included; 0: all. Older ones need not be kept
 
 
@@ -46,8 +47,9 @@ class CacheGroup:
     state: PerToken
 
     def shape(self, num_blocks: int, block_size: int) -> tuple[int, int, int, int, int, int]:
-        """Return the shape of the group's tensor; its second dimension is keys, values."""
-        return (len(self.layers), 2, num_blocks, block_size, self.state.kv_heads, self.state.head_dim)
+        """Return the shape of the group's tensor; its second dimension is keys, and values where they are kept."""
+        state = self.state
+        return (len(self.layers), 1 + state.has_values, num_blocks, block_size, state.kv_heads, state.head_dim)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
 from blink.kernels.delta_rule import DeltaWeights
 from blink.kernels.mamba import MambaWeights
-from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm, Norm
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, Expansion, HeadNorm, Norm
 from blink.models.mlps import Activation, MoeMlp
 
 
@@ -60,20 +60,21 @@ class MoeWeights:
     """A gated MLP per expert and the router that chooses among them."""
 
     spec: MoeMlp
-    router: Weight  # [experts, hidden]
+    router: Weight  # [experts, hidden]; float32 unless the router is plain
     gate_up: ExpertWeights  # [experts, 2 * intermediate, hidden]
     down: ExpertWeights  # [experts, hidden, intermediate]
     router_bias: Tensor | None = None  # [experts]
     biases: tuple[Tensor, Tensor] | None = None  # of gate_up [experts, 2 * intermediate], of down [experts, hidden]
     shared: SharedExpert | None = None
     beside: MlpBeside | None = None
+    choice_bias: Tensor | None = None  # float32 [experts]; is added to scores for the choice alone
 
     @property
     def sites(self) -> dict[str, Any]:
         """What is multiplied."""
         is_plain, router = self.spec.activation == "silu" and self.biases is None, matrix_of(self.router)
         top_k = self.spec.router.top_k
-        experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain, dtype=router.dtype)
+        experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain)
         dense = self.shared or self.beside
         shared = {} if dense is None else dense.mlp.sites
         return {"router": router, "experts": experts, **shared}
@@ -89,6 +90,15 @@ class RecurrentWeights:
 
     gates: Weight  # [num_gates of its mixer, hidden]
     rule: DeltaWeights | MambaWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """What latent attention has beside its first and its last projection."""
+
+    query_norm: Tensor | None  # [query_rank]; None: queries are projected once
+    query: Weight | None  # [heads * (nope + rope), query_rank]
+    expansion: Expansion
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +133,7 @@ class LayerWeights:
 
     attention_norm: Norm | None
     # [in_size of its mixer, hidden]: queries, each head's with its gate behind it if it has one, keys, values; or q, k,
-    # v and z of a recurrent layer
+    # v and z of a recurrent layer; or of latent attention queries, or what they are projected of, and what is kept
     qkv: Weight
     qkv_bias: Tensor | None
     output: Weight  # [hidden, out_size]
@@ -136,6 +146,7 @@ class LayerWeights:
     wide_norm: HeadNorm | None = None  # over all query heads, over all key heads
     attention: AttentionOptions = PLAIN_ATTENTION
     recurrent: RecurrentWeights | None = None
+    latent: LatentWeights | None = None
     end: LayerEnd | None = None
 
 

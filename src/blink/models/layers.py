@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from blink.models.cache_layout import CONV_WIDTH, PerSequence, PerToken
+from blink.models.latent import Latent
 from blink.models.mamba import Mamba2
 from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.part import Part
@@ -31,7 +32,10 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention(Part):
-    """Softmax attention, in which query heads share key-value heads."""
+    """Softmax attention, in which query heads share key-value heads.
+
+    Latent attention has one of them, whose keys are what a token keeps and whose values are a part of it.
+    """
 
     heads: int
     kv_heads: int
@@ -51,6 +55,7 @@ class Attention(Part):
     value_norm: bool = False  # each head of values is normalised, without a weight
     keys_as_values: bool = False  # values are keys before their norm and rotation
     kv_source: int | None = None  # the layer whose keys and values these queries see; None: its own
+    latent: Latent | None = None
 
     @property
     def attention(self) -> Attention:
@@ -65,12 +70,14 @@ class Attention(Part):
     @property
     def in_size(self) -> int:
         """Width of what is projected of one token."""
+        if self.latent is not None:
+            return self.latent.in_size(self.heads)
         return (1 + self.output_gate) * self.q_size + (2 * self.kv_size if self.kv_source is None else 0)
 
     @property
     def out_size(self) -> int:
         """Width of what is projected back."""
-        return self.q_size
+        return self.q_size if self.latent is None else self.heads * self.latent.value
 
     @property
     def q_size(self) -> int:
@@ -96,7 +103,9 @@ class Attention(Part):
     def rules(self) -> dict[str, bool]:
         """What the values must be to each other, and whether they are."""
         rotary_dim = self.rope.rotary_dim
+        has_one_head = self.kv_heads == 1 and rotary_dim == (self.latent.rope if self.latent else rotary_dim)
         return {
+            "latent attention must have one head of keys, and rotate its own part": not self.latent or has_one_head,
             "the query heads must be a multiple of the key-value heads": self.heads % self.kv_heads == 0,
             "the size of a head must be even and at least 2": self.head_dim >= 2 and self.head_dim % 2 == 0,
             "the rotated part must be even and within the head": (
@@ -110,7 +119,8 @@ class Attention(Part):
         """What the layer keeps of each token; None: another layer keeps it."""
         if self.kv_source is not None:
             return None
-        return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim, window=self.window)
+        has_values = self.latent is None
+        return PerToken(kv_heads=self.kv_heads, head_dim=self.head_dim, has_values=has_values, window=self.window)
 
     @property
     def recurrent_state(self) -> None:
@@ -119,7 +129,8 @@ class Attention(Part):
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
         """Return rows and columns of the matrices that all tokens multiply with."""
-        return [(self.in_size, hidden), (hidden, self.out_size)]
+        again = None if self.latent is None else self.latent.query_matrix(self.heads)
+        return [(self.in_size, hidden), *([again] if again else []), (hidden, self.out_size)]
 
     def with_scale(self, scale: float) -> Attention:
         """Return attention whose scores are scaled so, as by default if that is the same."""
@@ -127,10 +138,13 @@ class Attention(Part):
 
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices."""
-        return hidden * (self.in_size + self.out_size)
+        return sum(rows * columns for rows, columns in self.matrices(hidden))
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
+        if self.latent is not None:
+            others = self.latent.num_expanding_weights(self.heads) + self.latent.rank + self.latent.query_rank
+            return self.num_matrix_weights(hidden) + others
         biases = self.qkv_bias * self.in_size + self.output_bias * hidden
         own_keys = self.kv_source is None
         norms = {"head": (1 + own_keys) * self.head_dim, "all_heads": self.q_size + self.kv_size}

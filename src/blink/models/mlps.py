@@ -61,12 +61,36 @@ class DenseMlp(Part):
         return self.num_matrix_weights(hidden) + self.biases * (self.inner_size + hidden)
 
 
+Score = Literal["softmax", "sigmoid"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router(Part):
-    """How a token chooses its experts: by a softmax over all, those with the highest probabilities."""
+    """How a token chooses experts: those with the highest scores, which are their weights. See kernels/router.py."""
 
     top_k: int
-    renormalize: bool = False  # the chosen probabilities sum to 1
+    renormalize: bool = False  # the chosen scores sum to 1
+    score: Score = "softmax"  # over all experts, or each one's sigmoid
+    has_bias: bool = False  # it is added to scores for the choice alone
+    groups: int = 1  # of experts, of which a token has those of the best ones
+    top_groups: int = 1
+    group_best: int = 2  # how many of a group's best scores make its own
+    scale: float = 1.0  # of the weights, when all else is done
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether softmax and the highest logits are all of it, which kernels of experts compute themselves."""
+        return not self.options_beyond("renormalize")
+
+    def find_rules(self, experts: int) -> dict[str, bool]:
+        """Return what the values must be to each other and to the number of experts, and whether they are."""
+        size, rest = divmod(experts, self.groups)
+        return {
+            "a token cannot have more experts than there are": self.top_k <= experts,
+            "groups of experts must be of one size, and some of them": rest == 0 and self.top_groups <= self.groups,
+            "the groups that a token has must hold enough experts": self.top_k <= self.top_groups * size,
+            "a group must have as many experts as make its score": self.groups == 1 or self.group_best <= size,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +127,7 @@ class MoeMlp(Part):
     def rules(self) -> dict[str, bool]:
         """What the values must be to each other, and whether they are."""
         return {
-            "a token cannot have more experts than there are": self.router.top_k <= self.experts,
+            **self.router.find_rules(self.experts),
             "a token whose expert's input is scaled has one expert": not self.scales_inputs or self.router.top_k == 1,
         }
 
@@ -121,8 +145,9 @@ class MoeMlp(Part):
         return self.experts * 3 * hidden * self.size
 
     def num_parameters(self, hidden: int) -> int:
-        """Return the number of all weights, the router's too."""
+        """Return the number of all weights, the router's and its bias too."""
         biases = self.biases * self.experts * (2 * self.size + hidden + 1)
         shared_gate = hidden if self.shared_size and self.shared_gate else 0
         others = 4 * hidden + self.experts if self.is_beside else shared_gate
-        return self.num_matrix_weights(hidden) + self.experts * hidden + others + biases
+        router = (hidden + self.router.has_bias) * self.experts
+        return self.num_matrix_weights(hidden) + router + others + biases

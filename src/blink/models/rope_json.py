@@ -40,6 +40,15 @@ def read_local_rope(config: Fields, head_dim: int) -> Rope | None:
     return None
 
 
+def read_score_growth(config: Fields) -> float:
+    """Read by what latent attention's scores are multiplied in a context that YaRN stretches."""
+    rope = config.override(_find_options(config))
+    slope, factor = rope.number("mscale_all_dim", 0.0), rope.number("factor", 1.0)
+    if rope.text("rope_type", rope.text("type", "default")) == "default" or factor <= 1:
+        return 1.0
+    return (0.1 * slope * math.log(factor) + 1) ** 2
+
+
 def read_query_growth(config: Fields) -> QueryGrowth | None:
     """Read by what queries grow with their position, where a model has that."""
     options = Fields(_find_options(config), config.place)

@@ -49,6 +49,7 @@ class LayerPlan:
     router: Choice | None = None  # of a mixture of experts
     experts: Choice | None = None
     gates: Choice | None = None  # of a recurrent layer: its second projection
+    query: Choice | None = None  # of latent attention: the second projection of queries
 
     @property
     def reads_mlp(self) -> FormatId | None:
@@ -59,7 +60,7 @@ class LayerPlan:
     def choices(self) -> dict[str, Choice]:
         """The kernels, by their operations."""
         named = {
-            "qkv": self.qkv, "gates": self.gates, "attend": self.attend, "o_proj": self.output,
+            "qkv": self.qkv, "gates": self.gates, "q_b": self.query, "attend": self.attend, "o_proj": self.output,
             "gate_up": self.gate_up, "down": self.down, "router": self.router, "experts": self.experts,
         }  # fmt: skip
         return {name: choice for name, choice in named.items() if choice is not None}

@@ -18,6 +18,7 @@ from blink.kernels.rotary import rotate_and_store
 from blink.models.layers import Attention, QueryGrowth
 from blink.plan.execution_plan import NormStyle
 from blink.runner.devices import DeviceCode
+from blink.runner.latent import prepare_latents
 from blink.runner.step import Step
 
 # From QKV [tokens, ...] of the layer of an index, and what else a recurrent one has of each token.
@@ -27,15 +28,20 @@ Attend = Callable[[Tensor, "Tensor | None", int], Tensor]
 def make_attention(step: Step, layers: range, code: DeviceCode) -> Attend:
     """Return what mixes tokens in each of some layers, by the kernel of its plan."""
     recurrent = [index for index in layers if index in step.kv_cache.recurrent]
-    others = {*layers}.difference(recurrent)
+    latent = {index for index in layers if step.model.layers[index].latent is not None}
+    others = {*layers}.difference(recurrent, latent)
     kernels = {index: code.attentions.get(step.plan.layers[index].attend.kernel) for index in others}
     attend_paged = _prepare(step) if None in kernels.values() else None
+    attend_latent = prepare_latents(step) if latent else None
     advance = _prepare_rule(step, code) if recurrent else None
 
     def attend(qkv: Tensor, gates: Tensor | None, index: int) -> Tensor:
         if gates is not None:
             assert advance is not None
             return advance(qkv, gates, index)
+        if index in latent:
+            assert attend_latent is not None
+            return attend_latent(qkv, index)
         kernel = kernels[index]
         if kernel is not None:
             return kernel(step, qkv, index)
@@ -86,7 +92,7 @@ def _plan_shapes(step: Step) -> dict[tuple[int, int, int], AttentionPlan]:
     model, found = step.model, dict[tuple[int, int, int], AttentionPlan]()
     for index, layer in enumerate(model.spec.layers):
         mixer = layer.mixer.attention
-        if mixer is not None and mixer.shape not in found:
+        if mixer is not None and mixer.latent is None and mixer.shape not in found:
             alike = [one for one in model.attentions if one.shape == mixer.shape]
             sizes = step.bucket.tokens, step.bucket.rows
             found[mixer.shape] = plan_attention(step.batch, *sizes, alike, step.kv_cache[index], model.dtype)

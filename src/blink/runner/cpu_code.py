@@ -20,7 +20,7 @@ from blink.runner.stream import Stream
 _ANY_SIZE = Bucket(1, 1, decoding=False)
 
 
-def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor) -> Tensor:
+def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
     """Return the mixture of experts of rows x [tokens, hidden]."""
     router = mlp.spec.router
     return moe(
@@ -33,6 +33,7 @@ def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor) 
         renormalize=router.renormalize,
         activation=mlp.spec.activation,
         biases=mlp.biases,
+        weights=weights,
     )
 
 

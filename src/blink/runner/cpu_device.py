@@ -24,8 +24,11 @@ class CpuDevice:
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's attention, or its recurrent rule."""
-        recurrence = layer.mixer.recurrence
-        return (Option("attention" if recurrence is None else recurrence.rule, None),)
+        recurrence, attention = layer.mixer.recurrence, layer.mixer.attention
+        if attention is not None:
+            return (Option("attention" if attention.latent is None else "latent attention", None),)
+        assert recurrence is not None
+        return (Option(recurrence.rule, None),)
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's experts."""

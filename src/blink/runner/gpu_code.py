@@ -29,10 +29,11 @@ from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
 
 
-def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor) -> Tensor:
-    router = mlp.spec.router
-    experts = mlp.gate_up, mlp.down
-    return permuted_experts.moe(x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize)
+def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
+    router, experts = mlp.spec.router, (mlp.gate_up, mlp.down)
+    return permuted_experts.moe(
+        x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize, weights=weights
+    )
 
 
 def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:

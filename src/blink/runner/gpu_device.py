@@ -14,6 +14,8 @@ from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.gemm import bf16, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
+from blink.kernels.gpu.latent import plan as latent_plan
+from blink.kernels.gpu.latent import sizes as latent_sizes
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.gpu.recurrent import decode as delta_decode
@@ -26,6 +28,7 @@ from blink.runner.planner import Option, Refused, choose, choose_matmul, plan_la
 from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
+LATENT_ATTENTION = "latent attention"
 DELTA_DECODE, DELTA_CHUNKS = "delta rule of one token", "delta rule in chunks"
 MAMBA_SCAN = "Mamba-2 rule token by token"
 STREAMED, PERMUTED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
@@ -77,6 +80,9 @@ class GpuDevice:
                 yield Option(DELTA_DECODE, delta_decode.refuses(delta_net, model.dtype))
             yield Option(DELTA_CHUNKS, delta_prefill.refuses(delta_net, model.dtype))
             return
+        if layer.mixer.attention is not None and layer.mixer.attention.latent is not None:
+            yield _offer_latent_attention(model, layer.mixer.attention, bucket)
+            return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
         mixer, dtypes = layer.mixer.attention, (model.dtype, model.kv_dtype)
@@ -104,6 +110,11 @@ def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: in
     return Option(DECODE_ATTENTION, refusal, lambda: attention.describe(mixer, rows))
 
 
+def _offer_latent_attention(model: ModelSites, mixer: Attention, bucket: Bucket) -> Option:
+    refusal = None if mixer.latent is None else latent_sizes.refuses(mixer.latent.rank, mixer.latent.rope)
+    return Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(mixer.heads, model.dtype, bucket))
+
+
 def _require(reason: str | None) -> None:
     if reason is not None:
         raise Refused(reason)
@@ -117,7 +128,10 @@ def _refuse_options(model: ModelSites, *known: str) -> None:
     if any(matrix.layout is Layout.GGUF for matrix in (model.embedding, model.head, *_list_matrices(model))):
         raise Refused("matrices of a GGUF file")
     for layer in spec.distinct_layers:
-        if options := layer.options_beyond() + layer.mlp.options_beyond(*known):
+        options = layer.options_beyond() + layer.mlp.options_beyond(*known)
+        if layer.mlp.mixture is not None:
+            options += layer.mlp.mixture.router.options_beyond("renormalize")
+        if options:
             raise Refused(options[0])
 
 

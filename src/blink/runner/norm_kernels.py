@@ -14,6 +14,7 @@ from blink.kernels.activation import activate
 from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
 from blink.kernels.operands import Norm
 from blink.kernels.rms_norm import add_norm, rms_norm
+from blink.kernels.router import choose_experts
 from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights, SharedExpert
 from blink.plan.execution_plan import Choice, LayerPlan
 from blink.runner.matmul import linear
@@ -107,10 +108,12 @@ class NormKernels(Stream):
     def _mix(self, hidden: Tensor, routed: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
         """Return the mixture of experts of rows; routed: what the router reads."""
         assert plan.router is not None and plan.experts is not None
-        logits = self._multiply(routed, mlp.router, mlp.router_bias, plan.router)
+        logits, weights = self._multiply(routed.to(mlp.router.dtype), mlp.router, mlp.router_bias, plan.router), None
         if mlp.spec.scales_inputs:  # the one expert of a token then has the weight 1
             hidden = hidden * logits.amax(-1, keepdim=True).sigmoid()
-        return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens)
+        if not mlp.spec.router.is_plain:
+            logits, weights = choose_experts(logits, mlp.spec.router, mlp.choice_bias, hidden.dtype)
+        return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens, weights)
 
     def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
         """Add what a layer makes of its own input, and scale the residual."""

@@ -128,6 +128,7 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
     return LayerPlan(
         qkv=choose_matmul(device, layer.qkv, bucket.tokens),
         gates=multiply(layer.gates),
+        query=multiply(layer.query),
         attend=choose(device.list_attentions(model, layer.spec, bucket)),
         output=choose_matmul(device, layer.output, bucket.tokens),
         gate_up=None if gate_up is None else choose_gated(device, gate_up, bucket.tokens, layer.spec.mlp.activation),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blink.formats.base import matrix_of
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
@@ -29,11 +29,13 @@ class LayerSites:
     router: Matrix | None = None
     experts: ExpertMatrices | None = None
     gates: Matrix | None = None  # of a recurrent layer
+    query: Matrix | None = None  # of latent attention: the second projection of queries
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
         """The matrices but for experts and their router."""
-        return (self.qkv, self.output, *(self.dense or ()))
+        query = () if self.query is None else (self.query,)
+        return (self.qkv, *query, self.output, *(self.dense or ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,11 @@ def sites_of(model: Decoder, block_size: int) -> ModelSites:
 
 def _describe(spec: LayerSpec, weights: LayerWeights) -> LayerSites:
     gates = None if weights.recurrent is None else matrix_of(weights.recurrent.gates)
-    return LayerSites(spec, matrix_of(weights.qkv), matrix_of(weights.output), **weights.mlp.sites, gates=gates)
+    query = None if weights.latent is None or weights.latent.query is None else matrix_of(weights.latent.query)
+    output, sites = matrix_of(weights.output), weights.mlp.sites
+    if "experts" in sites:
+        sites["experts"] = replace(sites["experts"], dtype=output.dtype)
+    return LayerSites(spec, matrix_of(weights.qkv), output, **sites, gates=gates, query=query)
 
 
 Expect = Callable[[int, int], Matrix]  # of rows and columns
@@ -95,14 +101,20 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     qkv, output = expect(mixer.in_size, hidden), expect(hidden, mixer.out_size)
     # What is never quantized: routers, and what a recurrent layer has for each value head.
     gates = None if mixer.recurrence is None else _expect(None, mixer.recurrence.num_gates, hidden)
+    latent = None if mixer.attention is None else mixer.attention.latent
+    again = None if latent is None or mixer.attention is None else latent.query_matrix(mixer.attention.heads)
+    query = None if again is None else expect(*again)
     shapes = layer.mlp.matrices(hidden)[0 if mlp is None else 1 :]  # of a mixture the first is the router
     dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:
-        return LayerSites(layer, qkv, output, dense, gates=gates)
+        return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
     encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
     is_plain = mlp.activation == "silu" and not mlp.biases
     experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
-    return LayerSites(layer, qkv, output, dense, _expect(None, mlp.experts, hidden), experts, gates)
+    router = _expect(None, mlp.experts, hidden)
+    if not mlp.router.is_plain:
+        router = replace(router, encoding=None, dtype="float32")
+    return LayerSites(layer, qkv, output, dense, router, experts, gates, query)
 
 
 def _expect_gguf(n: int, k: int) -> Matrix:

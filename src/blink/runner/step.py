@@ -18,7 +18,8 @@ from blink.plan.execution_plan import StepPlan
 from blink.plan.site import Bucket
 from blink.runner.planner import Device
 
-MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor], Tensor]  # of rows, router's logits, weights, num_tokens
+# Of rows, logits, an MLP's weights, num_tokens, and what experts' results are multiplied by if logits do not say it.
+MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None"], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

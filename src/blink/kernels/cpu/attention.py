@@ -143,7 +143,7 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     is_fp8 = cache.dtype == FP8
     keys, values = (
-        _gather(cells, group) for cells in (cache.cells.view(torch.uint8) if is_fp8 else (cache.keys, cache.values))
+        gather(cells, group) for cells in (cache.cells.view(torch.uint8) if is_fp8 else (cache.keys, cache.values))
     )
     if is_fp8:
         keys, values = keys.view(FP8).to(query.dtype), values.view(FP8).float()
@@ -174,7 +174,7 @@ def _mask_chunks(group: RowGroup, chunk: int, dtype: torch.dtype) -> Tensor | No
     return _hide((keys > positions) | (keys < positions - positions % chunk), dtype)
 
 
-def _gather(part: Tensor, group: RowGroup) -> Tensor:
+def gather(part: Tensor, group: RowGroup) -> Tensor:
     """Return a group's keys or values [num_rows, keys, kv_heads, head_dim]; part: all that the cache has of them."""
     if group.cells is not None:
         return part.flatten(0, 1).index_select(0, group.cells).unflatten(0, (group.num_rows, -1))

@@ -23,9 +23,11 @@ def moe(
     renormalize: bool,
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute moe with PyTorch."""
-    weights, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
+    found, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
+    weights = found if weights is None else weights
     result = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         tokens, choices = (experts == expert).nonzero(as_tuple=True)

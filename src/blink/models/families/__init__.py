@@ -7,13 +7,16 @@ from collections.abc import Mapping
 
 from blink.errors import ConfigError
 from blink.models.families import (
+    deepseek,
     ernie,
     gemma,
     gemma4,
+    glm,
     gpt_oss,
     granite,
     llama,
     llama4,
+    minimax,
     mistral,
     olmo,
     opt,
@@ -39,6 +42,9 @@ FAMILIES: Mapping[str, Family] = {
     **seed_oss.FAMILIES,
     **ernie.FAMILIES,
     **llama4.FAMILIES,
+    **glm.FAMILIES,
+    **deepseek.FAMILIES,
+    **minimax.FAMILIES,
 }
 GGUF_NAMES: Mapping[str, str] = {family.gguf: name for name, family in FAMILIES.items() if family.gguf}
 _OTHER_NAMES = {other: name for name, family in FAMILIES.items() for other in family.also_known_as}

@@ -35,6 +35,9 @@ class ExpertNames:
     # ("rows") or its transpose ("columns").
     fused: Literal["", "rows", "columns"] = ""
     shared: str = ""  # the block of an expert that all tokens have; empty: there is none
+    shared_count: str = ""  # config.json's key of how many experts that one is as wide as; empty: it has a size
+    choice_bias: str = ""  # what is added to scores for the choice alone; empty: nothing is
+    is_choice_bias_row: bool = False  # [1, experts]
     are_beside: bool = False  # each layer has a dense MLP, and some models experts beside it
 
 

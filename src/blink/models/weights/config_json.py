@@ -12,7 +12,7 @@ from blink.errors import ConfigError
 from blink.fields import Fields, show
 from blink.formats.schemes import read_quantization
 from blink.models.families import FAMILIES, find_architecture, not_supported
-from blink.models.families.base import EVERY_LAYER, NO_WINDOW, Family
+from blink.models.families.base import EVERY_LAYER, NO_WINDOW, ExpertNames, Family
 from blink.models.layers import Attention, LayerSpec, change_some, repeat_layer
 from blink.models.mlps import Activation, DenseMlp, MoeMlp, Router
 from blink.models.rope import unrotated
@@ -99,15 +99,23 @@ def _read_layer(config: Fields, family: Family) -> tuple[LayerSpec, Attention]:
 def _read_mlp(config: Fields, family: Family) -> DenseMlp | MoeMlp:
     if family.experts is None or family.experts.are_beside:
         return _read_dense_mlp(config, family)
-    own_size, shared = config.has("moe_intermediate_size"), family.experts.shared
+    own_size = config.has("moe_intermediate_size")
+    size = config.integer("moe_intermediate_size" if own_size else "intermediate_size")
     return MoeMlp(
         experts=config.integer("num_experts" if config.has("num_experts") else "num_local_experts"),
-        size=config.integer("moe_intermediate_size" if own_size else "intermediate_size"),
+        size=size,
         router=Router(top_k=config.integer("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob")),
         activation=family.activation or _read_activation(config),
         biases=family.experts.are_joined,
-        shared_size=config.integer(f"{shared}_intermediate_size") if shared else 0,
+        shared_size=_read_shared_size(config, family.experts, size),
     )
+
+
+def _read_shared_size(config: Fields, names: ExpertNames, size: int) -> int:
+    """Return the width of the expert that all tokens have; size: of the others."""
+    if names.shared_count:
+        return size * config.integer(names.shared_count, low=0)
+    return config.integer(f"{names.shared}_intermediate_size") if names.shared else 0
 
 
 def _read_dense_mlp(config: Fields, family: Family) -> DenseMlp:

@@ -24,6 +24,7 @@ from blink.models.pooling import Pooling
 from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.expert_loader import load_experts
+from blink.models.weights.latent_loader import LatentLoader
 from blink.models.weights.layer_end_loader import add_mlp_beside, load_end, load_layer_inputs
 from blink.models.weights.recurrent_loader import RecurrentLoader
 from blink.models.weights.target import WeightTarget
@@ -139,7 +140,9 @@ class DecoderLoader:
         mixer = self._spec.layers[index].mixer
         if mixer.attention is not None:
             kv_scales = self._kv_scales[index] if self._kv_scales else UNSCALED
-            return self._load_attention(mixer.attention, f"{prefix}.self_attn", kv_scales)
+            latents = LatentLoader(self._tensors, self._spec.hidden_size)
+            load = self._load_attention if mixer.attention.latent is None else latents.load
+            return load(mixer.attention, f"{prefix}.self_attn", kv_scales)
         assert mixer.recurrence is not None
         return self._recurrent.load(mixer.recurrence, f"{prefix}.{self._family.recurrent_block}")
 

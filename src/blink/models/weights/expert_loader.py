@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, QuantizedExperts
 from blink.kernels.linear import pack_weight
@@ -28,9 +29,21 @@ def load_experts(
     name = f"{prefix}.{names.router}.weight"
     checkpoint.check(name, (mlp.experts, hidden))
     gate_up, down = _load_each(checkpoint, mlp, f"{prefix}.experts", hidden, names, target)
-    router = target.allocate(mlp.experts, hidden)
+    router = target.allocate(mlp.experts, hidden, dtype=None if mlp.router.is_plain else torch.float32)
     target.fill(checkpoint, name, router)
-    return MoeWeights(mlp, pack_weight(router), gate_up, down)
+    bias = _load_choice_bias(checkpoint, mlp, prefix, names, target) if mlp.router.has_bias else None
+    return MoeWeights(mlp, pack_weight(router), gate_up, down, choice_bias=bias)
+
+
+def _load_choice_bias(
+    checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, names: ExpertNames, target: WeightTarget
+) -> Tensor:
+    """Read what is added to experts' scores for the choice alone."""
+    name = f"{prefix}.{names.choice_bias}"
+    checkpoint.check(name, (1, mlp.experts) if names.is_choice_bias_row else (mlp.experts,))
+    bias = target.allocate(mlp.experts, dtype=torch.float32)
+    target.fill(checkpoint, name, bias)
+    return bias
 
 
 def _load_each(

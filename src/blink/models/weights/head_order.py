@@ -26,3 +26,8 @@ def untile(k_heads: int, v_heads: int) -> Tensor:
 def widen(heads: Tensor, size: int) -> Tensor:
     """Return the rows of heads of a size."""
     return (heads[:, None] * size + torch.arange(size)).flatten()
+
+
+def separate_pairs(size: int) -> Tensor:
+    """Return components of a head that are rotated in pairs (2i, 2i + 1) in the order of pairs half a head apart."""
+    return torch.arange(size).view(-1, 2).T.flatten()

@@ -14,10 +14,12 @@ from tqdm import tqdm
 from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
 from blink.formats.schemes import FormatId
-from blink.kernels.gpu.attention.heads import refuses
+from blink.kernels.gpu.attention import heads
+from blink.kernels.gpu.latent import sizes
 from blink.kernels.operands import KvScales
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
+from blink.models.layers import Attention
 from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
 from blink.models.weights.checkpoint import (
@@ -99,9 +101,15 @@ def _check_heads(spec: ModelSpec) -> None:
     Raises:
         ConfigError: it has none.
     """
-    reasons = filter(None, (refuses(attention.head_dim) for attention in spec.attentions))
+    reasons = filter(None, map(_refuse_heads, spec.attentions))
     if reason := next(reasons, None):
         raise ConfigError(f"The GPU's paged attention does not take {reason}: use --device cpu, or another model.")
+
+
+def _refuse_heads(attention: Attention) -> str | None:
+    if attention.latent is None:
+        return heads.refuses(attention.head_dim)
+    return sizes.refuses(attention.latent.rank, attention.latent.rope)
 
 
 def _has_fp8_cache(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:

@@ -23,7 +23,7 @@ from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
 
 OUTPUT = "lm_head.weight"
 # No embeddings, no routers, and of recurrent layers not what they have for each head.
-_MATRIX = re.compile(r".*(_proj|_proj_qkvz?|_proj_xbc|_proj_z|\.w[123]|lm_head)\.weight")
+_MATRIX = re.compile(r".*(_proj|_proj_with_mqa|_proj_qkvz?|_proj_xbc|_proj_z|\.w[123]|lm_head)\.weight")
 _ALL_EXPERTS = re.compile(r".*\.experts\.(gate_up|down)_proj")  # of gpt-oss, one tensor for all
 
 

@@ -34,7 +34,7 @@ from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 
 # Below every score: a maximum that starts here stays finite where all keys are hidden.
-_LOWEST = tl.constexpr(-1e30)
+LOWEST = tl.constexpr(-1e30)
 _LOG2_E = tl.constexpr(math.log2(math.e))
 
 
@@ -54,7 +54,7 @@ def paged_attention(
         attend = attend_prompts if work.tile.by_warpgroups else _launch
         attend(query, cache, plan.batch.find_tables(options.window), work, result, options)
         if not work.tile.combines:
-            _combine_partials(work, result, (cache.kv_heads, num_heads // cache.kv_heads, head_dim))
+            combine_partials(work, result, (cache.kv_heads, num_heads // cache.kv_heads, head_dim))
     return result
 
 
@@ -103,7 +103,7 @@ def _launch(
     )
 
 
-def _combine_partials(work: WorkList, result: Tensor, heads: tuple[int, int, int]) -> None:
+def combine_partials(work: WorkList, result: Tensor, heads: tuple[int, int, int]) -> None:
     """Add up what a work list's chunks left. heads: of KV, query heads for each of them, and their size."""
     (kv_heads, group, head_dim), tile = heads, work.tile
     _combine_items[(kv_heads, work.items.shape[0], triton.cdiv(tile.block_m, tile.combined_pairs))](
@@ -186,7 +186,7 @@ def _skip_unseen(first_key, first_position, WINDOW: tl.constexpr, CHUNK: tl.cons
 @triton.jit
 def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return the largest score and the sum of exponentials before any key: the first chunk begins with the sinks."""
-    best = tl.full([BLOCK_M], _LOWEST, tl.float32)
+    best = tl.full([BLOCK_M], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if HAS_SINKS:  # noqa: SIM102 - known at compile time, which the other is not
         if is_first:
@@ -271,7 +271,7 @@ def _combine(
     pairs = first_pair + elements // BLOCK_D
     dims = elements % BLOCK_D
     inside = (pairs < num_pairs) & (dims < HEAD_DIM)
-    best = tl.full([BLOCK_PAIRS * BLOCK_D], _LOWEST, tl.float32)
+    best = tl.full([BLOCK_PAIRS * BLOCK_D], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
     attended = tl.zeros([BLOCK_PAIRS * BLOCK_D], tl.float32)
     for start in range(0, num_chunks, chunks_at_once):
@@ -279,7 +279,7 @@ def _combine(
         present = (chunks < num_chunks)[:, None] & inside[None, :]
         places = ((first_partial + chunks) * KV_HEADS + head)[:, None] * BLOCK_M + pairs[None, :]
         # Past the L1 cache, which does not see what other SMs write.
-        lse = tl.load(lses + places, mask=present, other=_LOWEST, cache_modifier=".cg")
+        lse = tl.load(lses + places, mask=present, other=LOWEST, cache_modifier=".cg")
         part = tl.load(partials + places * HEAD_DIM + dims[None, :], mask=present, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(best, tl.max(lse, axis=0))
         weights = tl.exp2(lse - higher[None, :])

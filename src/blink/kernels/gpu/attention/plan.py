@@ -32,6 +32,7 @@ from blink.kernels.gpu.attention.work import (
     NUM_QUERIES,
     PARTIAL,
     ROW_SLOT,
+    ItemHeads,
     Tile,
     WorkList,
 )
@@ -80,9 +81,9 @@ def plan_attention(
         spans = [(narrow, 0, num_tokens)]
     else:
         spans = [(narrow, 1, num_rows), (wide, 2, num_tokens // (wide.block_m // group) + num_rows + 1)]
+    heads = ItemHeads(cache.kv_heads, group, cache.head_dim, window)
     work_lists = tuple(
-        _plan_span(batch, (num_tokens, num_rows), cache, tile, (group, window), span, max_tiles)
-        for tile, span, max_tiles in spans
+        plan_span(batch, (num_tokens, num_rows), heads, tile, span, max_tiles) for tile, span, max_tiles in spans
     )
     return GpuAttentionPlan(num_tokens, batch, work_lists)
 
@@ -108,22 +109,13 @@ def describe(attentions: Sequence[Attention], block_size: int, dtypes: tuple[str
     return f"{shown}; prompts: {wide.block_m} x {wide.block_n} (by rule)"
 
 
-def _plan_span(
-    batch: Batch,
-    size: tuple[int, int],
-    cache: LayerCache,
-    tile: Tile,
-    heads: tuple[int, int],
-    span: int,
-    max_tiles: int,
-) -> WorkList:
-    """Plan some of the rows. size: tokens and rows; heads: how many share a KV head, and the window of all layers."""
-    (num_tokens, num_rows), (group, window) = size, heads
-    kv_heads, head_dim = cache.kv_heads, cache.head_dim
+def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile, span: int, max_tiles: int) -> WorkList:
+    """Plan some of the rows. size: tokens and rows; span: see _plan."""
+    (num_tokens, num_rows), (kv_heads, group, head_dim, window) = size, heads
     # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
     spread = triton.cdiv(tile.num_programs, kv_heads)
     max_items, max_partials = max_tiles + spread, 2 * spread
-    device = cache.device
+    device = batch.header.device
     items = torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device)
     counters = torch.empty(max_partials, kv_heads, dtype=torch.int32, device=device)
     partials = torch.empty(max_partials, kv_heads, tile.block_m, head_dim, dtype=torch.float32, device=device)

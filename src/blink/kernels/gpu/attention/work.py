@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import triton.language as tl
 from torch import Tensor
@@ -28,6 +29,15 @@ class Tile:
     num_stages: int
     by_warpgroups: bool = False  # prefill.py's kernel
     combines: bool = True  # the program whose chunk ends last adds up a tile's partial results; else a kernel does
+
+
+class ItemHeads(NamedTuple):
+    """The heads that an item is for: a program for each of so many groups of query heads."""
+
+    kv_heads: int  # groups
+    group: int  # query heads of each
+    size: int  # of a head's result
+    window: int = 0  # of all layers; 0: they differ, or have none
 
 
 @dataclass(frozen=True, slots=True)

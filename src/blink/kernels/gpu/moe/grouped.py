@@ -47,6 +47,7 @@ def moe(
     renormalize: bool,
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
     assert x.is_contiguous()
@@ -61,8 +62,18 @@ def moe(
     inner_bias, bias = biases or (None, None)
     multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias)
     multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias)
-    combine(found, routes.weights, num_tokens, result, renormalize=renormalize)
+    combine_weighted(found, routes.weights, weights, num_tokens, result, renormalize=renormalize)
     return result
+
+
+def combine_weighted(
+    found: Tensor, own: Tensor, weights: Tensor | None, num_tokens: Tensor, result: Tensor, *, renormalize: bool
+) -> None:
+    """Sum each token's results as combine() does, by its experts' own probabilities or by given weights as they are."""
+    if weights is None:
+        combine(found, own, num_tokens, result, renormalize=renormalize)
+    else:
+        combine(found, weights.flatten(), num_tokens, result, renormalize=False)
 
 
 def combine(found: Tensor, weights: Tensor, num_tokens: Tensor, result: Tensor, *, renormalize: bool) -> None:

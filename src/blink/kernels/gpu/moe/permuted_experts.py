@@ -9,19 +9,26 @@ from torch import Tensor
 from blink.formats.experts import ExpertWeights, find_encoding
 from blink.formats.schemes import FP8_ROW
 from blink.kernels.gpu.moe import grouped_gemm
-from blink.kernels.gpu.moe.grouped import combine
+from blink.kernels.gpu.moe.grouped import combine_weighted
 from blink.kernels.gpu.moe.permutation import permute
 
 Experts = tuple[ExpertWeights, ExpertWeights]  # gate_up and down of blink.kernels.moe
 
 
 def moe(
-    x: Tensor, router_logits: Tensor, experts: Experts, num_tokens: Tensor, *, top_k: int, renormalize: bool
+    x: Tensor,
+    router_logits: Tensor,
+    experts: Experts,
+    num_tokens: Tensor,
+    *,
+    top_k: int,
+    renormalize: bool,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero."""
-    found, weights = multiply_permuted(router_logits, x, None, num_tokens, experts, top_k)
+    found, own = multiply_permuted(router_logits, x, None, num_tokens, experts, top_k)
     result = torch.empty_like(x)
-    combine(found, weights, num_tokens, result, renormalize=renormalize)
+    combine_weighted(found, own, weights, num_tokens, result, renormalize=renormalize)
     return result
 
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts a token has, where not the highest logits alone say it, and with which weights.
+
+With the scores s of a token's experts, their softmax or each logit's sigmoid, in float32:
+
+    c = s + bias; of all groups of experts those remain whose sums of their best c are the largest
+    the token has the top_k experts with the largest c, with the weights s, which may then be divided by their sum
+
+The bias is for the choice alone, as "Auxiliary-loss-free load balancing" (https://arxiv.org/abs/2408.15664) has it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from blink.kernels.cpu import router as cpu
+
+if TYPE_CHECKING:
+    from blink.models.mlps import Router
+
+
+class Chosen(NamedTuple):
+    """Each token's experts, from its first on."""
+
+    # [tokens, experts], of the activations' type: 0, -1, -2 ... of the chosen ones, minus infinity of others. So these
+    # are logits by which kernels that choose the largest find the same experts in the same order.
+    ranks: Tensor
+    weights: Tensor  # float32 [tokens, top_k]
+
+
+def choose_experts(logits: Tensor, router: Router, bias: Tensor | None, dtype: torch.dtype) -> Chosen:
+    """Return the experts of each token; logits: float32 [tokens, experts]; bias: float32 [experts]; dtype: of ranks."""
+    assert logits.dtype == torch.float32 and logits.is_contiguous()
+    assert (bias is not None) == router.has_bias
+    if logits.is_cuda:
+        from blink.kernels.gpu.moe import router as gpu
+
+        return Chosen(*gpu.choose_experts(logits, router, bias, dtype))
+    return Chosen(*cpu.choose_experts(logits, router, bias, dtype))
