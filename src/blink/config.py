@@ -179,6 +179,7 @@ class EngineConfig:
     overtake_share: float = option(
         0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
+    speculative_config: str = option("", "JSON object of speculative decoding: docs/speculation.md", metavar="JSON")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
@@ -191,6 +192,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
+        parse_object("speculative_config", self.speculative_config)
         for name in ("max_num_batched_tokens", "num_gpu_blocks_override", "prompt_arena_bytes", "cpu_threads"):
             require(self, name, 0)
         require(self, "kv_cache_memory_bytes", 0)
@@ -320,8 +322,8 @@ class FrontendConfig:
         parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
         for name in ("max_num_queued_reqs", "max_connections", "response_store_size", "response_store_bytes"):
             require(self, name, 0)
-        for name in ("shutdown_timeout", "keep_alive_timeout"):
-            require(self, name, 0)
+        require(self, "shutdown_timeout", 0)
+        require(self, "keep_alive_timeout", 0)
         for name in ("max_body_bytes", "max_bodies_bytes", "max_tokenize_chars"):
             require(self, name, 1)
         require(self, "body_timeout", 0.1, 3600)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from blink.config import EngineConfig
+from blink.engine.speculation import read_speculation
 from blink.errors import ConfigError
 from blink.region.layout import CONSTANTS, GEOMETRY
 
@@ -17,6 +18,8 @@ _MILLISECOND = 1_000_000
 _SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
 _LEAST_SNAPSHOTS = 8
 _ROUND_SEQUENCES = 8
+_DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
+_MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
 _SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
@@ -56,6 +59,12 @@ def spare_snapshots(room: int, slot_bytes: int) -> int:
     if slot_bytes == 0:
         return room
     return room - max(room // (_SNAPSHOT_PART + 1), _LEAST_SNAPSHOTS * slot_bytes)
+
+
+def count_rows(config: EngineConfig, num_drafts: int) -> int:
+    """Return the most rows of a step: one for each sequence, and more for up to so many drafts of each."""
+    drafts = min(config.max_num_seqs * (1 + num_drafts), _DRAFT_ROWS)
+    return max(config.max_num_seqs, min(drafts, config.max_num_batched_tokens))
 
 
 def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
@@ -103,7 +112,9 @@ def build_geometry(
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
-    cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * config.max_num_seqs + config.max_sequences_per_worker)
+    speculation = read_speculation(config.speculative_config)
+    max_rows = count_rows(config, speculation.num_tokens)
+    cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * max_rows + config.max_sequences_per_worker)
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
         "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
@@ -111,6 +122,7 @@ def build_geometry(
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
         "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
+        "max_rows": max_rows,
         "num_slots": count_slots(config.max_num_seqs),
         "max_model_len": max_model_len,
         "block_size": config.block_size,
@@ -128,6 +140,10 @@ def build_geometry(
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
+        "spec_tokens": speculation.num_tokens,
+        "ngram_min": speculation.ngram_min,
+        "ngram_max": speculation.ngram_max,
+        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
     }
     geometry = np.zeros((), GEOMETRY)
     for name, value in (values | dict(windows or {}) | _times(config)).items():
@@ -142,7 +158,7 @@ def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
 
 
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
-    decode = decode_graphs(config.max_num_seqs)
+    decode = decode_graphs(int(geometry["max_rows"]))
     mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
     graphs = [*decode, *mixed, *mixed]
     if len(graphs) > CONSTANTS["max_graphs"]:

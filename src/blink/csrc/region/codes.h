@@ -40,6 +40,7 @@ enum class RejectCode : uint32_t {
   kAutomatonRange = 16,
   kAutomaton = 17,
   kTpotTarget = 18,
+  kPrediction = 19,
 };
 
 // Why the scheduler stopped; Control::error_code.
