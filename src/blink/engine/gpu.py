@@ -18,6 +18,7 @@ from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import graph_sizes, spare_snapshots
+from blink.engine.speculation import refuse_on_gpu
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -44,6 +45,7 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
+        refuse_on_gpu(config.speculative_config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))

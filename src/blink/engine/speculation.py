@@ -53,6 +53,18 @@ def read_speculation(text: str) -> Speculation:
     )
 
 
+def refuse_on_gpu(text: str) -> None:
+    """Refuse speculation, with a `ConfigError`, where kernels do not verify drafts."""
+    if read_speculation(text).num_tokens:
+        raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
+
+
+def check_recurrent(text: str, is_recurrent: bool) -> None:
+    """Refuse speculation, with a `ConfigError`, for a model whose layers keep a state: no token is taken back of it."""
+    if read_speculation(text).num_tokens and is_recurrent:
+        raise ConfigError(f"{_FLAG}: models with recurrent layers do not verify drafts yet")
+
+
 def _take(values: dict[str, Any], key: str, usual: int, most: int) -> int:
     value = values.get(key)
     value = usual if value is None else value

@@ -86,13 +86,14 @@ BLINK_RARE_FN DraftTotals draft_totals(Env& env, const State& s, uint32_t longes
 template <class Env>
 BLINK_RARE_FN uint32_t choose_longest(Env& env, const State& s, const StepTotals& total) {
   const Geometry& g = s.geometry;
+  const uint32_t most_rows = g.graphs[g.num_decode_graphs - 1].rows;
   uint32_t chosen = 0, tokens_before = 0;
   uint64_t best_tokens = uint64_t(total.tokens) * kSureChance, best_ns = 1;
   if (has_costs(s)) best_ns = predict_decode_ns(s, total.tokens, total.context);
   for (uint32_t longest = 1; longest <= g.spec_tokens; longest++) {
     const DraftTotals t = draft_totals(env, s, longest);
     const uint32_t rows = total.tokens + t.tokens;
-    const bool fits = rows <= g.max_rows && total.blocks + t.blocks <= available_growth(s);
+    const bool fits = rows <= most_rows && total.blocks + t.blocks <= available_growth(s);
     if (!fits || t.tokens == tokens_before) break;
     tokens_before = t.tokens;
     const uint64_t tokens = uint64_t(total.tokens) * kSureChance + t.gain;

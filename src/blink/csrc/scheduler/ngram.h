@@ -77,7 +77,9 @@ BLINK_FN void index_generated(Env& env, const State& s, Sequence& q) {
     index_ngrams(env, s, q.slot, tokens_of(s, q.slot), end, end);
 }
 
+// Whether the text's last n tokens stand before a place. Entries are shared: its n-gram may be another, and shorter.
 BLINK_FN bool stands_before(const State& s, const Sequence& q, uint32_t place, uint32_t n) {
+  if (place % s.geometry.max_model_len < n) return false;
   uint32_t differing = 0;
   for (uint32_t i = 1; i <= n; i++) differing += token_at(s, q, place - i) != token_at(s, q, q.num_tokens - i);
   return differing == 0;
