@@ -173,7 +173,9 @@ class Crowd:
 
     def submit(self, index: int) -> None:
         chance = self.chance
-        prompt = [(chance.randrange(3) * 11 + i) % VOCAB for i in range(chance.randrange(30))] + [chance.randrange(VOCAB)]
+        prompt = [(chance.randrange(3) * 11 + i) % VOCAB for i in range(chance.randrange(30))] + [
+            chance.randrange(VOCAB)
+        ]
         max_tokens = chance.choice((1, 3, 9, 30))
         params = SamplingParams(
             max_tokens=max_tokens,

@@ -42,6 +42,7 @@ class RegionInfo:
     scheduling_policy: str
     num_queue_pairs: int
     can_constrain: bool = False  # whether it knows the bytes of its tokens
+    speculates: bool = False  # whether it makes drafts
 
 
 class EngineClient:
@@ -98,10 +99,11 @@ class EngineClient:
         hash_root: bytes = NO_HASH_ROOT,
         flow: int = 0,
         automaton: Automaton | None = None,
+        prediction: Sequence[int] = (),
     ) -> int:
         """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
 
-        automaton: what its text may look like.
+        automaton: what its text may look like; prediction: tokens that its answer may have much of.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -113,7 +115,8 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
         hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, root, automaton), params)
+        entry = Submission(prompt, list(stops), seed, hashes, flow, root, automaton, prediction)
+        sequence = self._pair.submit(entry, params)
         self._expect()
         return sequence
 
@@ -241,4 +244,5 @@ def _region_info(link: Link) -> RegionInfo:
         scheduling_policy="priority" if geometry["priority_policy"] else "fcfs",
         num_queue_pairs=int(geometry["num_queue_pairs"]),
         can_constrain=bool(geometry["vocab_bytes"]),
+        speculates=bool(geometry["spec_tokens"]),
     )

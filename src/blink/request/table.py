@@ -17,7 +17,7 @@ from blink.region.layout import COMPLETION, CqeKind, FinishReason, RejectCode, S
 from blink.request.planner import PlannedSequence
 from blink.text.generation import FINISH_NAMES, Generation
 
-_READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason"))
+_READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason", "rank"))
 _ADMITTED, _TOKEN, _TOP_LOGPROB = int(CqeKind.ADMITTED), int(CqeKind.TOKEN), int(CqeKind.TOP_LOGPROB)
 _PROMPT_LOGPROB = int(CqeKind.PROMPT_LOGPROB)
 _FINISHED, _REJECTED = int(CqeKind.FINISHED), int(CqeKind.REJECTED)
@@ -110,6 +110,7 @@ class SequenceTable:
             hash_root=prompt.hash_root,
             flow=owner.flow,
             automaton=planned.automaton,
+            prediction=planned.prediction,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1
@@ -139,7 +140,7 @@ class SequenceTable:
         owners: dict[Owner, None] = {}
         begun: dict[Owner, None] = {}
         find, note_token = self._open.get, self._observer.note_token
-        for sequence, time_ns, token, logprob, kind, reason in _READER.read(rows):
+        for sequence, time_ns, token, logprob, kind, reason, rank in _READER.read(rows):
             opened = find(sequence)
             if opened is None:  # cancelled: its last completions are nobody's
                 continue
@@ -147,6 +148,8 @@ class SequenceTable:
             try:
                 if kind == _TOKEN:
                     note_token(opened, time_ns)
+                    if rank:
+                        opened.generation.note_prediction(rank)
                     self._add_token(sequence, opened, token, logprob, reason)
                     if opened.generation.num_tokens == 1:
                         begun[opened.owner] = None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -275,6 +276,25 @@ class KvTransferParams(BaseModel):
     prompt_token_ids: Annotated[list[StrictInt], Field(fail_fast=True, min_length=1)]
 
 
+class PredictionPart(Body):
+    """A part of a prediction."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class PredictionBody(Body):
+    """What an answer may have much of; OpenAI calls it a predicted output."""
+
+    type: Literal["content"]
+    content: str | list[PredictionPart]
+
+    @property
+    def text(self) -> str:
+        """Return the text of all parts."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatBody(GenerationBody, ConversationBody, SearchFields):
     """POST /v1/chat/completions."""
 
@@ -285,6 +305,7 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     echo: bool | None = False
     suffix: Literal[""] | None = None
     user: Any = None
+    prediction: PredictionBody | None = None
     kv_transfer_params: KvTransferParams | None = None  # its tokens are the prompt, whatever the messages are
 
     @model_validator(mode="after")
@@ -296,7 +317,8 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     @property
     def prompt_rules(self) -> PromptRules:
         """Return how the conversation's text is to be treated."""
-        return self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
+        rules = self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
+        return rules if self.prediction is None else replace(rules, prediction=self.prediction.text)
 
     @property
     def token_limit(self) -> int | None:

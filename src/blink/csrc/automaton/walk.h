@@ -333,8 +333,8 @@ BLINK_RARE_FN bool move_on_in_items(const Automaton& automaton, const Vocabulary
 }
 
 // Find where a slot stands after `num_generated` tokens, of which `token` is the last. What the step before has left is
-// read, and what this one leaves takes the oldest of the slot's places. False for a row that samples nothing, because only a part
-// of its text is computed again, and for a token that the automaton does not allow.
+// read, and what this one leaves takes the oldest of the slot's places. False for a row that samples nothing, because
+// only a part of its text is computed again, and for a token that the automaton does not allow.
 BLINK_FN bool find_place(const Automaton& automaton, const Vocabulary& vocabulary, const AutomatonPlace* places,
                          uint32_t num_places, uint32_t num_generated, int32_t token, AutomatonPlace& found) {
   for (uint32_t i = 0; i < num_places; i++)

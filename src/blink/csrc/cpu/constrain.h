@@ -57,7 +57,8 @@ inline uint32_t list_allowed(ConstrainedRow& row) {
   const Vocabulary vocabulary{row.token_starts, row.token_text};
   AutomatonPlace place{};
   row.may_end = 0;
-  const Listing listing = advance(automaton, vocabulary, row.places, row.num_lists, row.num_generated, row.last_token, place);
+  const Listing listing =
+      advance(automaton, vocabulary, row.places, row.num_lists, row.num_generated, row.last_token, place);
   if (listing == Listing::kNothing) return kNoList;
   std::memcpy(&row.places[row.num_generated % row.num_lists], &place, place_words(automaton) * 4);
   row.may_end = may_end(automaton, place);

@@ -116,7 +116,8 @@ static_assert(kPlaceWordsWithItems == kPlaceWords + 2 + kMaxUniqueItems + kTrail
 
 constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
 constexpr uint32_t kNoList = 0;
-// Places and lists of a slot where no drafts are made: of this step and the one before. Each draft token takes one more.
+// Places and lists of a slot where no drafts are made: of this step and the one before. Each draft token takes one
+// more.
 constexpr uint32_t kListsOfSlot = 2;
 
 // 32-bit words of a list: a bit for each token.

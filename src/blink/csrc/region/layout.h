@@ -24,6 +24,8 @@ constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kBlockHashBytes = 16;
 constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, whatever the engine's is
 constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
+// CqeTag::rank of a kToken that is the predicted one; n more: it is not, and n predicted tokens were given up there.
+constexpr uint32_t kAcceptedRank = 1;
 // The newest tokens of a sequence that may be taken back: what they see is not freed.
 constexpr uint32_t kRollbackTokens = 16;
 constexpr uint32_t kMaxDrafts = kRollbackTokens - 1;  // of a sequence in one step
@@ -245,7 +247,7 @@ struct CqeTag {
   FIELD(uint8_t, phase);  // 0 or 1
   FIELD(CqeKind, kind);
   FIELD(FinishReason, finish_reason);
-  FIELD(uint8_t, rank);  // of a kTopLogprob; kToken: what became of the request's prediction there (drafts.h)
+  FIELD(uint8_t, rank);  // of a kTopLogprob; kToken: of its request's prediction, 0: nothing was tried there
 };
 BLINK_FN uint32_t tag_word(CqeTag tag) { return __builtin_bit_cast(uint32_t, tag); }
 BLINK_FN CqeTag tag_of(uint32_t word) { return __builtin_bit_cast(CqeTag, word); }

@@ -12,14 +12,10 @@
 
 namespace blink {
 
-constexpr uint32_t kChanceSpan = 4;     // drafts over which the chance is averaged
-constexpr uint32_t kMostMisses = 4;     // in a row, before a sequence rests
+constexpr uint32_t kChanceSpan = 4;  // drafts over which the chance is averaged
+constexpr uint32_t kMostMisses = 4;  // in a row, before a sequence rests
 constexpr uint32_t kRestTokens = 16;
-constexpr uint32_t kWorthwhile = 32;    // part of the tokens for the time by which a longer draft has to win
-
-// CqeTag::rank of a kToken: 0: it was sampled where nothing was predicted, or behind the prediction; kAcceptedRank: it is
-// the predicted one; n more: it is not, and n predicted tokens were given up there.
-constexpr uint32_t kAcceptedRank = 1;
+constexpr uint32_t kWorthwhile = 32;  // part of the tokens for the time by which a longer draft has to win
 
 // Whether drafts are made for a sequence once it has so many generated tokens.
 BLINK_FN bool may_draft(const State& s, const Sequence& q, uint32_t num_generated) {

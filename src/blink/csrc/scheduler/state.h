@@ -212,7 +212,8 @@ struct DecisionLogEntry {
   FIELD(uint32_t, graph);
 };
 
-// Places of a slot's text in its automaton, and lists of tokens: one for each row of a step, and one for the step before.
+// Places of a slot's text in its automaton, and lists of tokens: one for each row of a step, and one for the step
+// before.
 BLINK_FN uint32_t lists_of_slot(const Geometry& g) { return g.spec_tokens + kListsOfSlot; }
 
 BLINK_FN uint64_t num_sequences(const Geometry& g) { return uint64_t(g.num_queue_pairs) * g.sequences_per_queue_pair; }
@@ -308,7 +309,7 @@ struct State {
   FIELD(uint32_t, window_lru_count);
   FIELD(uint32_t, next_window_stamp);
   FIELD(uint32_t, snapshot_stamp);
-  FIELD(uint32_t, num_drafts);                         // tokens of the whole step that is composed or in flight
+  FIELD(uint32_t, num_drafts);                          // tokens of the whole step that is composed or in flight
   FIELD_ARRAY(uint32_t, draft_counts, kMaxDrafts + 2);  // of one retire(): drafts, their tokens, accepted ones by place
   FIELD(uint32_t, step_admitted);
   FIELD(uint32_t, step_preempted);
