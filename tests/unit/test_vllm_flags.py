@@ -145,8 +145,8 @@ def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> Non
         (["-ep"], ["--enable-expert-parallel", "not yet"]),
         (["--enable-lora"], ["--enable-lora", "not yet: LoRA"]),
         (["--lora-modules", "a=b", "c=d"], ["not yet: LoRA"]),
-        (["-sc", '{"method": "ngram"}'], ["--speculative-config", "not yet: speculation"]),
-        (["-sc.method", "ngram"], ["--speculative-config", "not yet: speculation"]),
+        (["-sc", '{"method": "suffix"}'], ["--speculative-config", "suffix", "not yet"]),
+        (["-sc.method", "eagle3"], ["--speculative-config", "eagle3", "not yet"]),
         (["--logprobs-mode", "processed_logprobs"], ["--logprobs-mode processed_logprobs", "before temperature"]),
         (["--structured-outputs-config.disable_any_whitespace=true"], ["disable_any_whitespace=true"]),
         (["--cpu-offload-gb", "10"], ["not yet"]),
@@ -235,7 +235,7 @@ def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
     overrides = json.loads(found.pop("hf_overrides"))
     assert overrides == {"a": 1, "rope_theta": 5}
     assert found == {"dtype": "float16", "x": 1, "gpu_memory_utilization": 0.5}
-    for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}, {"speculative_config": {"method": "ngram"}}):
+    for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}):
         with pytest.raises(ConfigError, match=r"not yet|fewer GPUs"):
             to_own_options(refused, ())
 

@@ -13,13 +13,13 @@ from torch import Tensor
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
-from blink.engine.speculation import check_recurrent, read_speculation
 from blink.engine.state import HostState
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
 from blink.models.spec import ModelSpec
 from blink.region.layout import StepKind
 from blink.region.native import lib
+from blink.speculation import check_recurrent
 
 logger = logging.getLogger("blink.engine")
 
@@ -37,7 +37,6 @@ class CpuEngine(Engine):
     cost_seconds = 0.02
 
     def __init__(self, config: EngineConfig) -> None:
-        read_speculation(config.speculative_config)  # before the model is loaded
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
         super().__init__(config, torch.device("cpu"))
@@ -48,7 +47,7 @@ class CpuEngine(Engine):
         return read_available_memory()
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-        check_recurrent(config.speculative_config, self._slot_bytes > 0)
+        check_recurrent(config.speculation, self._slot_bytes > 0)
         return super()._fit_to_model(config, spec)
 
     def _measure_room(self) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from blink.config import EngineConfig
-from blink.engine.speculation import read_speculation
 from blink.errors import ConfigError
 from blink.region.layout import CONSTANTS, GEOMETRY
 
@@ -112,7 +111,7 @@ def build_geometry(
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
-    speculation = read_speculation(config.speculative_config)
+    speculation = config.speculation
     max_rows = count_rows(config, speculation.num_tokens)
     cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * max_rows + config.max_sequences_per_worker)
     values: dict[str, int] = {

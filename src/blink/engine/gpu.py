@@ -18,7 +18,6 @@ from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import graph_sizes, spare_snapshots
-from blink.engine.speculation import refuse_on_gpu
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -28,6 +27,7 @@ from blink.kernels.gpu.launch import compile_ahead
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 from blink.runner.stream import Stream
+from blink.speculation import refuse_on_gpu
 
 logger = logging.getLogger("blink.engine")
 
@@ -45,7 +45,7 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
-        refuse_on_gpu(config.speculative_config)
+        refuse_on_gpu(config.speculation)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))

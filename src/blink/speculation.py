@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from blink.config import parse_object
 from blink.errors import ConfigError
-from blink.region.layout import CONSTANTS
 
 _FLAG = "--speculative-config"
 _NGRAM = ("ngram", "ngram_gpu")  # Blink has one: the scheduler looks n-grams up where it runs
@@ -16,6 +15,7 @@ _NOT_YET = ("suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_sp
 _KEYS = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "rejection_sample_method")
 _USUAL_TOKENS, _USUAL_MIN, _USUAL_MAX = 5, 2, 5
 _MOST_NGRAM = 16
+MAX_DRAFTS = 15  # as csrc/region/layout.h has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,12 @@ class Speculation:
     ngram_max: int = 0
 
 
-def read_speculation(text: str) -> Speculation:
-    """Return what a value of --speculative-config asks for; an empty one or `{}` is none.
+def read_speculation(values: Mapping[str, Any]) -> Speculation:
+    """Return what the object of --speculative-config asks for; an empty one is none.
 
     Raises:
         ConfigError: it names what Blink does not do, or values out of range.
     """
-    values = parse_object("speculative_config", text)
     if not values:
         return Speculation()
     method = values.get("method", "draft_model" if "model" in values else "ngram")
@@ -47,25 +46,25 @@ def read_speculation(text: str) -> Speculation:
         raise ConfigError(f"{_FLAG}: rejection_sample_method may only be standard: others change what is sampled")
     shortest, longest = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     return Speculation(
-        num_tokens=_take(values, "num_speculative_tokens", _USUAL_TOKENS, CONSTANTS["max_drafts"]),
+        num_tokens=_take(values, "num_speculative_tokens", _USUAL_TOKENS, MAX_DRAFTS),
         ngram_min=_take(values, "prompt_lookup_min", min(_USUAL_MIN, longest or _USUAL_MIN), longest or _MOST_NGRAM),
         ngram_max=_take(values, "prompt_lookup_max", max(_USUAL_MAX, shortest or _USUAL_MAX), _MOST_NGRAM),
     )
 
 
-def refuse_on_gpu(text: str) -> None:
+def refuse_on_gpu(speculation: Speculation) -> None:
     """Refuse speculation, with a `ConfigError`, where kernels do not verify drafts."""
-    if read_speculation(text).num_tokens:
+    if speculation.num_tokens:
         raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
 
 
-def check_recurrent(text: str, is_recurrent: bool) -> None:
+def check_recurrent(speculation: Speculation, is_recurrent: bool) -> None:
     """Refuse speculation, with a `ConfigError`, for a model whose layers keep a state: no token is taken back of it."""
-    if read_speculation(text).num_tokens and is_recurrent:
+    if speculation.num_tokens and is_recurrent:
         raise ConfigError(f"{_FLAG}: models with recurrent layers do not verify drafts yet")
 
 
-def _take(values: dict[str, Any], key: str, usual: int, most: int) -> int:
+def _take(values: Mapping[str, Any], key: str, usual: int, most: int) -> int:
     value = values.get(key)
     value = usual if value is None else value
     if type(value) is not int or not 1 <= value <= most:
