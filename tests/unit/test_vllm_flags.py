@@ -107,7 +107,12 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
         (["--default-chat-template-kwargs", '{"a": false}'], ['--default-chat-template-kwargs={"a": false}']),
         (["-tp", "1", "-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], []),
         (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], []),
-        (["--speculative-config", "None", "--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
+        (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
+        (["--speculative-config", "None"], ["--speculative-config={}"]),
+        (
+            ["-sc.method", "ngram", "-sc.prompt_lookup_max=3"],
+            ['--speculative-config={"method": "ngram", "prompt_lookup_max": 3}'],
+        ),
     ],
 )
 def test_a_flag_of_vllm_becomes_blinks_own(words: list[str], own: list[str]) -> None:
@@ -145,8 +150,6 @@ def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> Non
         (["-ep"], ["--enable-expert-parallel", "not yet"]),
         (["--enable-lora"], ["--enable-lora", "not yet: LoRA"]),
         (["--lora-modules", "a=b", "c=d"], ["not yet: LoRA"]),
-        (["-sc", '{"method": "suffix"}'], ["--speculative-config", "suffix", "not yet"]),
-        (["-sc.method", "eagle3"], ["--speculative-config", "eagle3", "not yet"]),
         (["--logprobs-mode", "processed_logprobs"], ["--logprobs-mode processed_logprobs", "before temperature"]),
         (["--structured-outputs-config.disable_any_whitespace=true"], ["disable_any_whitespace=true"]),
         (["--cpu-offload-gb", "10"], ["not yet"]),

@@ -99,7 +99,7 @@ class EngineClient:
         hash_root: bytes = NO_HASH_ROOT,
         flow: int = 0,
         automaton: Automaton | None = None,
-        prediction: Sequence[int] = (),
+        prediction: Sequence[int] | np.ndarray[Any, Any] = (),
     ) -> int:
         """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
 

@@ -46,7 +46,7 @@ class Submission:
     flow: int = 0  # whose request this is: flows of one priority get equal shares of the engine
     hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
     automaton: Automaton | None = None  # what its text may look like
-    prediction: Sequence[int] = ()  # tokens that its answer may have much of
+    prediction: Sequence[int] | np.ndarray[Any, Any] = ()  # tokens that its answer may have much of
 
 
 class Parameters(Protocol):
@@ -234,8 +234,8 @@ def _arena_payload(submission: Submission, params: Parameters) -> tuple[bytes, l
     return b"".join(parts), offsets
 
 
-def _words(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, np.int32).tobytes() if tokens else b""
+def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> bytes:
+    return np.asarray(tokens, np.int32).tobytes() if len(tokens) else b""
 
 
 def _biases(params: Parameters) -> bytes:
