@@ -111,17 +111,12 @@ def build_geometry(
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
-    speculation = config.speculation
-    max_rows = count_rows(config, speculation.num_tokens)
-    cq_entries = power_of_two((CONSTANTS["max_logprobs"] + 1) * max_rows + config.max_sequences_per_worker)
     values: dict[str, int] = {
         "num_queue_pairs": config.num_queue_pairs,
         "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
-        "cq_entries": cq_entries,
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
         "sequences_per_queue_pair": config.max_sequences_per_worker,
         "max_num_seqs": config.max_num_seqs,
-        "max_rows": max_rows,
         "num_slots": count_slots(config.max_num_seqs),
         "max_model_len": max_model_len,
         "block_size": config.block_size,
@@ -139,13 +134,10 @@ def build_geometry(
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
-        "spec_tokens": speculation.num_tokens,
-        "ngram_min": speculation.ngram_min,
-        "ngram_max": speculation.ngram_max,
-        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
     }
     geometry = np.zeros((), GEOMETRY)
-    for name, value in (values | dict(windows or {}) | _times(config)).items():
+    values |= dict(windows or {}) | _times(config) | _row_sizes(config, max_model_len)
+    for name, value in values.items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
@@ -165,6 +157,21 @@ def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
     geometry["first_scoring_graph"] = len(decode) + len(mixed)
     geometry["graphs"][: len(graphs)] = graphs
+
+
+def _row_sizes(config: EngineConfig, max_model_len: int) -> dict[str, int]:
+    """Return the fields that say how many rows and completions a step has, and what drafts are made."""
+    speculation = config.speculation
+    max_rows = count_rows(config, speculation.num_tokens)
+    completions = (CONSTANTS["max_logprobs"] + 1) * max_rows + config.max_sequences_per_worker
+    return {
+        "max_rows": max_rows,
+        "cq_entries": power_of_two(completions),
+        "spec_tokens": speculation.num_tokens,
+        "ngram_min": speculation.ngram_min,
+        "ngram_max": speculation.ngram_max,
+        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+    }
 
 
 def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from blink.api.openai.prediction import PredictionBody
 from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
 from blink.api.openai.tools import check_tool_fields, read_tool_use
 from blink.api.openai.unsupported import reject_unsupported
@@ -274,25 +275,6 @@ class KvTransferParams(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     prompt_token_ids: Annotated[list[StrictInt], Field(fail_fast=True, min_length=1)]
-
-
-class PredictionPart(Body):
-    """A part of a prediction."""
-
-    type: Literal["text"] = "text"
-    text: str
-
-
-class PredictionBody(Body):
-    """What an answer may have much of; OpenAI calls it a predicted output."""
-
-    type: Literal["content"]
-    content: str | list[PredictionPart]
-
-    @property
-    def text(self) -> str:
-        """Return the text of all parts."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class ChatBody(GenerationBody, ConversationBody, SearchFields):

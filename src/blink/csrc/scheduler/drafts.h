@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drafts: tokens that a text may go on with, computed with the newest one in the same step. What is sampled behind each
-// of them is what plain decoding would sample, for a row's noise hangs on its seed and position alone. So a draft is
-// accepted as far as its tokens are those that were sampled, and no result hangs on where it comes from.
+// Drafts: tokens that may follow a text, computed with its newest token in the same step.
 //
-// Drafts never take what others need. They are cut to what is left of rows, blocks and completion queues. How many
-// tokens of each are verified follows from the cost table: as many as give the most tokens for the time.
+// Noise depends on seed and position alone, so each row samples what plain decoding would. A draft is accepted as far
+// as its tokens are those that were sampled. No result depends on the origin of a draft.
+//
+// Drafts take only free rows, blocks and completion queue entries. The cost table decides their length: the one that
+// gives the most tokens for the time.
 #pragma once
 
 #include "scheduler/admission.h"

@@ -190,9 +190,9 @@ class IntegrityCheck {
   const char* verify_row(const StepBuffers& a, uint32_t first, const Sequence& q) {
     const Row& row = a.rows[first];
     if (first + row.num_tokens > a.header->num_decode_rows) return "a draft stands among another kind";
-    if (row.num_tokens < 2 || row.num_tokens > 1 + s_.geometry.spec_tokens) return "a draft has no such length";
-    if (row.num_samples != row.num_tokens || q.num_computed + 1 != q.num_tokens)
-      return "a draft is not behind its text";
+    const uint32_t drafts = row.num_samples - 1;
+    if (drafts == 0 || drafts > s_.geometry.spec_tokens) return "a draft has no such length";
+    if (row.num_samples != row.num_tokens || !is_decoding(q)) return "a draft is not behind its text";
     if (q.num_tokens + row.num_tokens > s_.geometry.max_model_len) return "a draft leads out of its slot";
     if (q.num_generated + row.num_tokens > q.sqe.max_tokens) return "a draft is longer than the answer may be";
     for (uint32_t i = 0; i < row.num_tokens; i++) {

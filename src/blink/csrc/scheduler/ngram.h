@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a draft is copied from: the sequence's own text, or the prediction that came with the request. A table of
+// The texts that drafts are copied from: the sequence's own, and the prediction that came with its request. A table of
 // n-grams finds where the newest tokens stood before (prompt lookup decoding). No step scans a text.
 //
-// A place below max_model_len is one of the sequence's tokens, another one of its prediction. An n-gram's entry is the
-// last place behind it, plus 1. Predictions go before texts.
+// A position below max_model_len is one of the sequence's tokens, another one of its prediction. An n-gram's entry is
+// the position that follows its last occurrence, plus 1. Predictions take precedence.
 #pragma once
 
 #include "scheduler/state.h"
