@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blink.errors import ConfigError
+from blink.speculation import Speculation, read_speculation
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
 # By vLLM's names, beside auto (blink.text.message.formats).
@@ -182,6 +183,7 @@ class EngineConfig:
     overtake_share: float = option(
         0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
+    speculative_config: str = option("", "JSON object of speculative decoding: docs/speculation.md", metavar="JSON")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
@@ -192,27 +194,30 @@ class EngineConfig:
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
+    @property
+    def speculation(self) -> Speculation:
+        """What drafts the scheduler makes."""
+        return read_speculation(parse_object("speculative_config", self.speculative_config))
+
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
-        for name in ("max_num_batched_tokens", "num_gpu_blocks_override", "prompt_arena_bytes", "cpu_threads"):
+        _ = self.speculation  # says what is wrong with it
+        names = "max_num_batched_tokens num_gpu_blocks_override kv_cache_memory_bytes prompt_arena_bytes cpu_threads"
+        for name in names.split():
             require(self, name, 0)
-        require(self, "kv_cache_memory_bytes", 0)
         require(self, "gpu_memory_utilization", 0.01, 1)
         require(self, "num_queue_pairs", 1, 64)
         require(self, "max_sequences_per_worker", 1, 1 << 16)
-        require(self, "lease_timeout", 0.5, 3600)
-        require(self, "stall_timeout", 0.5, 3600)
-        require(self, "max_queue_age", 0, 1e6)
-        for name in ("step_target_ms", "urgent_tpot_target_ms", "segment_ms"):
+        for name in ("lease_timeout", "stall_timeout"):
+            require(self, name, 0.5, 3600)
+        for name in ("max_queue_age", "step_target_ms", "urgent_tpot_target_ms", "segment_ms"):
             require(self, name, 0, 1e6)
         require(self, "tpot_target_ms", 0, MAX_TPOT_TARGET_MS)
         require(self, "best_effort_share", 0.001, 1)
         require(self, "overtake_share", 0, 1)
         if 0 < self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs "
-                f"({self.max_num_seqs}): every running sequence takes a token in each step"
-            )
+            told = f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be at least --max-num-seqs"
+            raise ConfigError(f"{told} ({self.max_num_seqs}): every running sequence takes a token in each step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

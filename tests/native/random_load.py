@@ -34,6 +34,7 @@ STEPS_OF_EPISODE, EPISODES_OF_BLOCK = 250, 4
 FIRST_SEED = 12  # from here all kinds of decision are taken within two blocks
 LEASE_MS, AGE_MS = 500, 60
 _EVENTS = ("num_parked", "num_preemptions", "evicted_blocks", "prefix_hits", "num_rejected", "expired_leases")
+_EVENTS += ("num_drafts", "draft_tokens", "accepted_tokens")
 _EVENTS += ("finished_stop", "finished_length", "finished_abort", "finished_error", "automata_loaded", "prefix_resets")
 _BATCH = ("num_rows", "num_tokens", "num_decode_rows", "graph", "step", "segment")
 _LOG = ("step", "row", "sequence", "slot", "num_computed", "num_tokens", "last_block", "graph")
@@ -210,11 +211,17 @@ def pack(*values: Any) -> bytes:
 
 
 def play(
-    seed: int, counts: Counter[str], step: Step = lib.blink_step, num_snapshots: int = 0, **windows: int
+    seed: int,
+    counts: Counter[str],
+    step: Step = lib.blink_step,
+    num_snapshots: int = 0,
+    speculative_config: str = "",
+    **windows: int,
 ) -> Iterator[bytes]:
     """Yield the trace of one episode; `counts` grows by what happened in it.
 
-    num_snapshots: of the states that a model with recurrent layers keeps of prefixes; windows: see with_windows().
+    num_snapshots: of the states that a model with recurrent layers keeps of prefixes; windows: see with_windows();
+    speculative_config: of the engine's configuration.
     """
     script = random.Random(seed)
     num_pairs, max_num_seqs = script.randint(1, 3), script.choice((2, 4, 8, 12))
@@ -231,6 +238,7 @@ def play(
         stall_timeout=3600,
         max_queue_age=AGE_MS / 1000,
         step_target_ms=script.choice((0, 4)),
+        speculative_config=speculative_config,
     )
     sizes: dict[str, Callable[[], int]] = {
         "num_blocks": lambda: script.choice((9, 14, 20, 40)),
@@ -258,7 +266,7 @@ USUAL_EVENTS = (
 )  # fmt: skip
 
 
-def play_episodes(seeds: range, sizes: Callable[[int], Mapping[str, int]], step: Step = lib.blink_step) -> Counter[str]:
+def play_episodes(seeds: range, sizes: Callable[[int], Mapping[str, Any]], step: Step = lib.blink_step) -> Counter[str]:
     """Play whole episodes and return what happened; sizes: what play() takes besides, by seed."""
     counts: Counter[str] = Counter()
     for seed in seeds:

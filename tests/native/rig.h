@@ -29,7 +29,7 @@ inline Geometry small_geometry(uint32_t queue_pairs) {
   g.cq_entries = 64;
   g.arena_bytes = kTags * 512;
   g.sequences_per_queue_pair = kTags;
-  g.max_num_seqs = 6;
+  g.max_num_seqs = g.max_rows = 6;
   g.num_slots = 12;
   g.max_model_len = 64;
   g.block_size = kBlockSize;

@@ -55,6 +55,10 @@ struct ThreadEnv {
   uint32_t fetch_add(uint32_t& word, uint32_t n) const {
     return std::atomic_ref<uint32_t>(word).fetch_add(n, std::memory_order_relaxed);
   }
+  void raise(uint32_t& word, uint32_t n) const {
+    const std::atomic_ref<uint32_t> shared(word);
+    for (uint32_t seen = shared.load(); seen < n && !shared.compare_exchange_weak(seen, n);) continue;
+  }
   bool launch(uint32_t, uint32_t) const {
     team->launch();
     return true;

@@ -352,6 +352,7 @@ BAD_ENTRIES = {
     RejectCode.SAMPLING_VALUE: {"temperature": float("nan")},
     RejectCode.MAX_TOKENS: {"max_tokens": 0},
     RejectCode.SERVICE_CLASS: {"service_class": 2},
+    RejectCode.PREDICTION: {"num_prediction_tokens": 65},
     RejectCode.TPOT_TARGET: {"tpot_target_us": CONSTANTS["max_tpot_target_us"] + 1},
     RejectCode.BIAS_VALUE: {"num_biases": 1, "bias_offset": 4096},  # where the test writes a NaN
     RejectCode.AUTOMATON_RANGE: {"automaton_bytes": 1 << 20},

@@ -79,6 +79,7 @@ class HostMachine:
                 automaton=automata[index - 1].ctypes.data,
                 places=places[slot].ctypes.data,
                 lists=lists[slot].ctypes.data,
+                num_lists=lists.shape[1],
                 token_starts=starts.ctypes.data,
                 token_text=text.ctypes.data,
                 stop_tokens=stops.ctypes.data,

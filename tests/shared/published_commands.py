@@ -79,7 +79,7 @@ REFUSED = [
     (
         "meta-llama/Llama-3.1-8B-Instruct --compilation-config '{\"level\": 3}'"
         ' --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\'',
-        "not yet: speculation",
+        "method 'eagle3' is not yet",
     ),
     ("meta-llama/Llama-3.1-8B-Instruct --enable-lora --lora-modules sql=org/sql-lora", "not yet: LoRA"),
 ]

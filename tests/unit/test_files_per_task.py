@@ -43,6 +43,7 @@ BUILT = [
     Built("a model family: Granite", r"    granite,|\"granite\": Family", 1),
     Built("a kernel: 4 bits of prompts", r"INT4_PREFILL|multiply_prompts", 3),
     Built("a recurrent layer: gated delta-net", r"GatedDeltaNet|\bdelta_rule\b|delta_decode", 6 + 6),
+    Built("rows that verify drafts", r"kVerify|\bspec_tokens\b", 6 + 2),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [
@@ -72,19 +73,6 @@ PENDING = [
             "models/weights/decoder_loader.py",
         ),
         ("engine/ranks.py", "csrc/device/ranks.h"),
-    ),
-    Pending(
-        "rows that verify drafts",
-        6,
-        (
-            "csrc/region/layout.h",
-            "csrc/scheduler/compose.h",
-            "csrc/scheduler/retire.h",
-            "csrc/scheduler/row.h",
-            "csrc/scheduler/state.h",
-            "engine/geometry.py",
-        ),
-        ("csrc/scheduler/drafts.h",),
     ),
 ]
 

@@ -108,7 +108,12 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
         (["-tp", "1", "-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], ["--data-parallel-size=1"]),
         (["-dp", "2", "-dpl", "2", "-dpb", "mp", "-asc", "2"], ["--data-parallel-size=2", "--frontend-workers=2"]),
         (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], []),
-        (["--speculative-config", "None", "--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
+        (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
+        (["--speculative-config", "None"], ["--speculative-config={}"]),
+        (
+            ["-sc.method", "ngram", "-sc.prompt_lookup_max=3"],
+            ['--speculative-config={"method": "ngram", "prompt_lookup_max": 3}'],
+        ),
     ],
 )
 def test_a_flag_of_vllm_becomes_blinks_own(words: list[str], own: list[str]) -> None:
@@ -146,8 +151,6 @@ def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> Non
         (["-ep"], ["--enable-expert-parallel", "not yet"]),
         (["--enable-lora"], ["--enable-lora", "not yet: LoRA"]),
         (["--lora-modules", "a=b", "c=d"], ["not yet: LoRA"]),
-        (["-sc", '{"method": "ngram"}'], ["--speculative-config", "not yet: speculation"]),
-        (["-sc.method", "ngram"], ["--speculative-config", "not yet: speculation"]),
         (["--logprobs-mode", "processed_logprobs"], ["--logprobs-mode processed_logprobs", "before temperature"]),
         (["--structured-outputs-config.disable_any_whitespace=true"], ["disable_any_whitespace=true"]),
         (["--cpu-offload-gb", "10"], ["not yet"]),
@@ -236,7 +239,7 @@ def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
     overrides = json.loads(found.pop("hf_overrides"))
     assert overrides == {"a": 1, "rope_theta": 5}
     assert found == {"dtype": "float16", "x": 1, "gpu_memory_utilization": 0.5}
-    for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}, {"speculative_config": {"method": "ngram"}}):
+    for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}):
         with pytest.raises(ConfigError, match=r"not yet|fewer GPUs"):
             to_own_options(refused, ())
 

@@ -94,13 +94,14 @@ def describe_step(
     batch: Batch, geometry: np.ndarray[Any, Any], tokens: int, rows: int, *, decoding: bool, context: int
 ) -> None:
     """Fill a graph: decoding rows behind `context` tokens each, or as few prompts as hold all its tokens."""
-    longest = int(geometry["max_model_len"])
+    longest, num_slots = int(geometry["max_model_len"]), int(geometry["num_slots"])
     rows = rows if decoding else -(-tokens // longest)
     clear_step(batch)
     row = torch.arange(tokens) * rows // tokens
     starts = torch.searchsorted(row, torch.arange(rows + 1))
     positions = torch.arange(tokens) - starts[row] + context
-    tables = torch.arange(rows * int(geometry["max_blocks"])).view(rows, -1)
+    slots = min(rows, num_slots)  # with drafts, a slot has several rows
+    tables = torch.arange(slots * int(geometry["max_blocks"])).view(slots, -1)
     chance = torch.Generator().manual_seed(0)
     batch.input_ids[:tokens] = _like(
         torch.randint(int(geometry["vocab_size"]), (tokens,), generator=chance), batch.input_ids
@@ -109,17 +110,17 @@ def describe_step(
         (batch.positions, positions),
         (batch.query_starts, starts),
         (batch.context_lens, starts.diff() + context),
-        (batch.row_slots, torch.arange(rows)),
+        (batch.row_slots, torch.arange(rows) % slots),
     ):
         target[: len(values)] = _like(values, target)
     batch.query_starts[rows:] = tokens
     batch.kv_slots[:tokens] = -1  # nothing is left in the cache
-    batch.block_tables[:rows] = _like(tables % int(geometry["num_blocks"]), batch.block_tables)
+    batch.block_tables[:slots] = _like(tables % int(geometry["num_blocks"]), batch.block_tables)
     if batch.has_windows:
         batch.window_kv_slots[:tokens] = -1
-        batch.window_tables[:rows] = _like(tables % int(geometry["num_window_blocks"]), batch.window_tables)
-    batch.params_f32[:rows, Param.TOP_P] = batch.params_f32[:rows, Param.REPETITION_PENALTY] = 1.0
-    batch.params[:rows, Param.NUM_LOGPROBS] = -1
+        batch.window_tables[:slots] = _like(tables % int(geometry["num_window_blocks"]), batch.window_tables)
+    batch.params_f32[:slots, Param.TOP_P] = batch.params_f32[:slots, Param.REPETITION_PENALTY] = 1.0
+    batch.params[:slots, Param.NUM_LOGPROBS] = -1
     counts = {Header.NUM_ROWS: rows, Header.NUM_TOKENS: tokens, Header.NUM_DECODE_ROWS: rows if decoding else 0}
     for word, value in counts.items():
         batch.header[word] = value

@@ -18,6 +18,8 @@ _MILLISECOND = 1_000_000
 _SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
 _LEAST_SNAPSHOTS = 8
 _ROUND_SEQUENCES = 8
+_DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
+_MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
 _SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
@@ -57,6 +59,12 @@ def spare_snapshots(room: int, slot_bytes: int) -> int:
     if slot_bytes == 0:
         return room
     return room - max(room // (_SNAPSHOT_PART + 1), _LEAST_SNAPSHOTS * slot_bytes)
+
+
+def count_rows(config: EngineConfig, num_drafts: int) -> int:
+    """Return the most rows of a step: one for each sequence, and more for up to so many drafts of each."""
+    drafts = min(config.max_num_seqs * (1 + num_drafts), _DRAFT_ROWS)
+    return max(config.max_num_seqs, min(drafts, config.max_num_batched_tokens))
 
 
 def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
@@ -129,8 +137,10 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    queues = _queue_sizes(config, pooling.get("vector_width", 0))
-    for name, value in (values | queues | dict(windows or {}) | dict(pooling) | _times(config)).items():
+    rows = _row_sizes(config, max_model_len)
+    queues = _queue_sizes(config, pooling.get("vector_width", 0), rows["max_rows"])
+    values |= rows | queues | dict(windows or {}) | dict(pooling) | _times(config)
+    for name, value in values.items():
         geometry[name] = value
     _set_graphs(geometry, config)
     return geometry
@@ -142,7 +152,7 @@ def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
 
 
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
-    decode = decode_graphs(config.max_num_seqs)
+    decode = decode_graphs(int(geometry["max_rows"]))
     mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
     scoring = [] if geometry["vector_width"] else mixed
     graphs = [*decode, *mixed, *scoring]
@@ -153,9 +163,9 @@ def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
     geometry["graphs"][: len(graphs)] = graphs
 
 
-def _queue_sizes(config: EngineConfig, vector_width: int) -> dict[str, int]:
+def _queue_sizes(config: EngineConfig, vector_width: int, max_rows: int) -> dict[str, int]:
     """Return the fields of queue pairs; vector_width: 0 where the model generates."""
-    completions = _most_completions(vector_width) * config.max_num_seqs
+    completions = _most_completions(vector_width) * max_rows
     return {
         "num_queue_pairs": config.num_queue_pairs,
         "sq_entries": power_of_two(2 * config.max_sequences_per_worker),
@@ -172,6 +182,18 @@ def _most_completions(vector_width: int) -> int:
     if vector_width == 0:
         return CONSTANTS["max_logprobs"] + 1
     return 2 * (-(-vector_width // CONSTANTS["values_of_cqe"]) + 1)
+
+
+def _row_sizes(config: EngineConfig, max_model_len: int) -> dict[str, int]:
+    """Return the fields that say how many rows a step has, and what drafts are made."""
+    speculation = config.speculation
+    return {
+        "max_rows": count_rows(config, speculation.num_tokens),
+        "spec_tokens": speculation.num_tokens,
+        "ngram_min": speculation.ngram_min,
+        "ngram_max": speculation.ngram_max,
+        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+    }
 
 
 def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:

@@ -62,8 +62,8 @@ class Batch:
     bias_tokens: Tensor  # [num_slots, MAX_LOGIT_BIASES]
     bias_values: Tensor  # [num_slots, MAX_LOGIT_BIASES] float32
     automata: Tensor  # [num_automata, AUTOMATON_BYTES] uint8
-    automaton_places: Tensor  # [num_slots, 2 * PLACE_WORDS]; where the slot's text stands in its automaton
-    token_bitmasks: Tensor  # [num_slots, 2 * ceil(vocab / 32)]; two lists of tokens that may come next, a bit each
+    automaton_places: Tensor  # [num_slots, lists * PLACE_WORDS]; where the slot's text stands in its automaton
+    token_bitmasks: Tensor  # [num_slots, lists * ceil(vocab / 32)]; tokens that may come next, a bit each
     token_starts: Tensor  # [vocab_size + 1]; where each token's bytes are in token_text
     token_text: Tensor  # [vocab_bytes] uint8
     sampled_tokens: Tensor  # [max_rows]
@@ -148,7 +148,7 @@ _WIDTHS = {
     "prompt_top_tokens": MAX_LOGPROBS,
     "prompt_top_logprobs": MAX_LOGPROBS,
     "automata": AUTOMATON_BYTES,
-    "automaton_places": 2 * PLACE_WORDS,
+    "automaton_places": LISTS_OF_SLOT * PLACE_WORDS,
 }
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "window_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}

@@ -42,6 +42,7 @@ class RegionInfo:
     scheduling_policy: str
     num_queue_pairs: int
     can_constrain: bool = False  # whether it knows the bytes of its tokens
+    speculates: bool = False  # whether it makes drafts
     task: Task = Task.GENERATE
     vector_width: int = 0  # floats that each prompt becomes; 0: prompts are continued
     normalizes_vectors: bool = False  # unless a request asks for others
@@ -112,10 +113,11 @@ class EngineClient:
         hash_root: bytes = NO_HASH_ROOT,
         flow: int = 0,
         automaton: Automaton | None = None,
+        prediction: Sequence[int] | np.ndarray[Any, Any] = (),
     ) -> int:
         """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
 
-        automaton: what its text may look like.
+        automaton: what its text may look like; prediction: tokens that its answer may have much of.
 
         Raises:
             OverloadedError: the engine's queue for this worker is full.
@@ -127,7 +129,8 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
         hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
-        sequence = self._pair.submit(Submission(prompt, list(stops), seed, hashes, flow, root, automaton), params)
+        entry = Submission(prompt, list(stops), seed, hashes, flow, root, automaton, prediction)
+        sequence = self._pair.submit(entry, params)
         self._expect()
         return sequence
 
@@ -265,4 +268,5 @@ def _region_info(link: Link) -> RegionInfo:
         task=Task(int(geometry["task"])),
         vector_width=int(geometry["vector_width"]),
         normalizes_vectors=bool(geometry["normalizes_vectors"]),
+        speculates=bool(geometry["spec_tokens"]),
     )

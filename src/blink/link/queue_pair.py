@@ -46,6 +46,7 @@ class Submission:
     flow: int = 0  # whose request this is: flows of one priority get equal shares of the engine
     hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
     automaton: Automaton | None = None  # what its text may look like
+    prediction: Sequence[int] | np.ndarray[Any, Any] = ()  # tokens that its answer may have much of
 
 
 class Parameters(Protocol):
@@ -225,15 +226,16 @@ class QueuePair:
 
 
 def _arena_payload(submission: Submission, params: Parameters) -> tuple[bytes, list[int]]:
-    """Return the arena's bytes for a sequence and where in them prompt, hashes, stop tokens and biases start."""
+    """Return the arena's bytes of a sequence and where prompt, hashes, stop tokens, biases and prediction start."""
     prompt = np.ascontiguousarray(submission.prompt, np.int32).tobytes()
     parts = [prompt, submission.block_hashes, _words(submission.stop_tokens[_INLINE_STOPS:]), _biases(params)]
+    parts.append(_words(submission.prediction))
     offsets = [0, *accumulate(map(len, parts[:-1]))]
     return b"".join(parts), offsets
 
 
-def _words(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, np.int32).tobytes() if tokens else b""
+def _words(tokens: Sequence[int] | np.ndarray[Any, Any]) -> bytes:
+    return np.asarray(tokens, np.int32).tobytes() if len(tokens) else b""
 
 
 def _biases(params: Parameters) -> bytes:
@@ -245,7 +247,7 @@ def _biases(params: Parameters) -> bytes:
 
 
 def _submit_entry(sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]) -> bytes:
-    prompt, hashes, stops, biases, automaton = (base + offset for offset in offsets)
+    prompt, hashes, stops, biases, prediction, automaton = (base + offset for offset in offsets)
     values: dict[str, Any] = {
         **params.native_values(submission.seed),
         "opcode": _SUBMIT,
@@ -261,6 +263,8 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "stop_tokens": _words(submission.stop_tokens[:_INLINE_STOPS]),
         "bias_offset": biases,
         "num_biases": len(params.biases),
+        "prediction_offset": prediction,
+        "num_prediction_tokens": len(submission.prediction),
         "automaton_offset": automaton,
         "automaton_bytes": 0,
         "automaton_hash": b"",

@@ -19,6 +19,7 @@ from blink.request.token_rules import apply_token_rules
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
+from blink.text.detokenizer import Tokens
 from blink.text.fitting import fit_messages
 from blink.text.generation import Generation
 from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
@@ -30,6 +31,7 @@ from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
 _STRUCTURED = "structured_outputs"
+_PREDICTED_CHARS = 16  # of a prediction for each token that an answer may have
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class PlannedSequence:
     eos_token_ids: tuple[int, ...]
     generation: Generation
     automaton: Automaton | None = None
+    prediction: Tokens = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class Planner:
             assert self._compilation is not None
             automaton = await self._compilation.compile(structured, client)
         prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine, automaton, form)
+        return self._plan_sequences(prompts, params, rules, engine, automaton, form)
 
     def plan_now(
         self, sources: Sequence[Source], params: SamplingParams, rules: PromptRules, engine: RegionInfo
@@ -169,17 +172,19 @@ class Planner:
         structured = params.structured_outputs
         automaton = None if structured is None else self._automata.compile(structured)
         prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine)
-        return self._plan_sequences(prompts, params, engine, automaton)
+        return self._plan_sequences(prompts, params, rules, engine, automaton)
 
     def _plan_sequences(
         self,
         prompts: list[Prompt],
         params: SamplingParams,
+        rules: PromptRules,
         engine: RegionInfo,
         automaton: Automaton | None,
         form: MessageForm | None = None,
     ) -> Plan:
         assets = self._assets
+        prediction = self._predict(rules.prediction, engine)
         sequences: list[PlannedSequence] = []
         for prompt in prompts:
             fitted = limit_reasoning(fit_max_tokens(params, prompt, engine.max_model_len), prompt.tokens, form, assets)
@@ -191,8 +196,16 @@ class Planner:
                     len(sequences), assets.tokenizer, chosen, assets.eos_token_ids, prompt.tokens, form
                 )
                 seed = (base + place) & _SEED_MASK
-                sequences.append(PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation, automaton))
+                eos = assets.eos_token_ids
+                sequences.append(PlannedSequence(prompt, chosen, seed, eos, generation, automaton, prediction))
         return Plan(prompts, sequences, params.n)
+
+    def _predict(self, text: str, engine: RegionInfo) -> Tokens:
+        """Return the tokens that answers may have much of; none for an engine that makes no drafts."""
+        if not (text and engine.speculates):
+            return ()
+        known = text[: _PREDICTED_CHARS * engine.max_model_len]
+        return self._assets.tokenizer.encode(known, add_special_tokens=False)[: engine.max_model_len]
 
 
 def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) -> None:

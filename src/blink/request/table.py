@@ -16,13 +16,14 @@ import numpy.typing as npt
 
 from blink.errors import LOST_REQUEST, BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient
-from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, RejectCode, StructReader
+from blink.region.layout import COMPLETION, CONSTANTS, VECTOR_CQE, CqeKind, FinishReason, RejectCode, StructReader
 from blink.request.planner import PlannedSequence
 from blink.text.generation import FINISH_NAMES, Generation
 
 _READER = StructReader(COMPLETION, ("sequence", "time_ns", "token", "logprob", "kind", "finish_reason", "rank"))
 _ADMITTED, _TOKEN, _TOP_LOGPROB = int(CqeKind.ADMITTED), int(CqeKind.TOKEN), int(CqeKind.TOP_LOGPROB)
 _PROMPT_LOGPROB, _VECTOR = int(CqeKind.PROMPT_LOGPROB), int(CqeKind.VECTOR)
+_PREDICTED_BITS = CONSTANTS["predicted_bits"]
 _FINISHED, _REJECTED = int(CqeKind.FINISHED), int(CqeKind.REJECTED)
 
 Completions = npt.NDArray[np.void]  # dtype layout.COMPLETION
@@ -125,6 +126,7 @@ class SequenceTable:
             hash_root=prompt.hash_root,
             flow=owner.flow,
             automaton=planned.automaton,
+            prediction=planned.prediction,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1
@@ -162,7 +164,9 @@ class SequenceTable:
             try:
                 if kind == _TOKEN:
                     note_token(opened, time_ns)
-                    opened.num_preemptions = rank
+                    opened.num_preemptions += rank >> _PREDICTED_BITS
+                    if predicted := rank & ((1 << _PREDICTED_BITS) - 1):
+                        opened.generation.note_prediction(predicted)
                     self._add_token(sequence, opened, token, logprob, reason)
                     if opened.generation.num_tokens == 1:
                         begun[opened.owner] = None
@@ -171,7 +175,7 @@ class SequenceTable:
                 elif kind == _PROMPT_LOGPROB:
                     opened.generation.add_prompt_logprob(token, logprob)
                 else:
-                    opened.num_preemptions = rank
+                    opened.num_preemptions += rank
                     self._note_change(sequence, opened, kind, token, reason)
             except Exception as error:
                 logger.exception("a completion could not be handled")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from blink.region.layout import FinishReason
+from blink.region.layout import CONSTANTS, FinishReason
 from blink.sampling_params import SamplingParams
 from blink.text.detokenizer import Tokens
 from blink.text.message.parser import MessageForm
@@ -68,6 +68,7 @@ class Generation:
         "finish_reason",
         "index",
         "num_tokens",
+        "predicted",
         "prompt_logprobs",
         "reasoning_tokens",
         "stop_reason",
@@ -88,6 +89,7 @@ class Generation:
         self.index = index
         self.num_tokens = 0
         self.cached_tokens = 0
+        self.predicted = (0, 0)  # tokens of a prediction that were accepted, and rejected
         self.reasoning_tokens = 0  # whoever reads the text as a message counts them
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -125,6 +127,12 @@ class Generation:
         """Note the logprob of the prompt's next token, whose rivals were noted before."""
         self.prompt_logprobs.append(TokenLogprob(token, logprob, self._top))
         self._top = []
+
+    def note_prediction(self, rank: int) -> None:
+        """Count what became of the prediction at the next token, as its completion tells by a rank that is not 0."""
+        accepted, rejected = self.predicted
+        is_accepted = rank == CONSTANTS["accepted_rank"]
+        self.predicted = accepted + is_accepted, rejected + rank - CONSTANTS["accepted_rank"]
 
     def add_token(self, token: int, logprob: float, reason: int) -> None:
         """Append a token; afterwards `finish_reason` says whether the sequence has ended."""

@@ -55,6 +55,7 @@ class PromptRules:
     truncate_right: bool = False
     cache_salt: str | None = None
     param: str = "prompt"  # the field that the prompts come from
+    prediction: str = ""  # what the answers may have much of, for speculative decoding
 
 
 @dataclass(frozen=True, slots=True)

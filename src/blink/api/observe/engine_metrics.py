@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from blink.api.observe.exposition import Family, Labels
+from blink.region.layout import CONSTANTS
 from blink.region.step_tokens import BOUNDS, STATS
 
 Stats = Mapping[str, int]  # empty while there is no engine
@@ -20,6 +21,9 @@ _ENGINE_COUNTERS = {
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
     "num_preemptions": ("num_preemptions", "Sequences preempted."),
+    "spec_decode_num_drafts": ("num_drafts", "Drafts of speculative decoding."),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens that were accepted."),
 }
 _ENGINE_GAUGES = {
     "num_requests_running": ("num_running", "Sequences that run now."),
@@ -92,6 +96,10 @@ def _hits(stats: Stats) -> float:
     return stats.get("prefix_hits", 0)
 
 
+def _accepted_at(place: int) -> Callable[[Stats], float]:
+    return lambda stats: stats.get(f"accepted_at_{place}", 0)
+
+
 def _none(_: Stats) -> float:
     return 0
 
@@ -114,6 +122,12 @@ _LABELLED = {
         "Prompt tokens processed, by where their keys and values came from.",
         "source",
         {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _none},
+    ),
+    "spec_decode_num_accepted_tokens_per_pos": _Labelled(
+        "counter",
+        "Draft tokens that were accepted, by their place in the draft.",
+        "position",
+        {str(place): _accepted_at(place) for place in range(CONSTANTS["max_drafts"])},
     ),
     "prompt_tokens_cached_by_source": _Labelled(
         "counter", "Prompt tokens taken from a cache, by where that is.", "source", {"device": _hits}

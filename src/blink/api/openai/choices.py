@@ -74,8 +74,19 @@ def usage_of(prompts: Sequence[Prompt], generations: Sequence[Generation], num_c
         "total_tokens": prompt_tokens + completion_tokens,
         "completion_tokens": completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning_tokens for each in generations)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(each.reasoning_tokens for each in generations),
+            **_predicted_tokens(generations),
+        },
     }
+
+
+def _predicted_tokens(generations: Sequence[Generation]) -> dict[str, int]:
+    """Count the tokens of a request's prediction that were tried; nothing where none was."""
+    accepted, rejected = (sum(each.predicted[place] for each in generations) for place in (0, 1))
+    if not accepted + rejected:
+        return {}
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
 
 
 def times_of(reply: ChoicesReply, session: Session) -> dict[str, Any]:

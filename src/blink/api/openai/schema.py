@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,6 +21,7 @@ from pydantic import (
 )
 
 from blink.api.openai.functions import with_tools
+from blink.api.openai.prediction import PredictionBody
 from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
 from blink.api.openai.tools import check_tool_fields, read_tool_use
 from blink.api.openai.unsupported import reject_unsupported
@@ -293,6 +295,7 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     echo: bool | None = False
     suffix: Literal[""] | None = None
     user: Any = None
+    prediction: PredictionBody | None = None
     kv_transfer_params: KvTransferParams | None = None  # its tokens are the prompt, whatever the messages are
     functions: Any = None  # tools, in OpenAI's older form
     function_call: Any = None
@@ -311,7 +314,8 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     @property
     def prompt_rules(self) -> PromptRules:
         """Return how the conversation's text is to be treated."""
-        return self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
+        rules = self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
+        return rules if self.prediction is None else replace(rules, prediction=self.prediction.text)
 
     @property
     def token_limit(self) -> int | None:

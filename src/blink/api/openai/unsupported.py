@@ -54,7 +54,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "watermarking": (),
     "web_search_options": (),
 }
-_OF_CHATS = {"kv_transfer_params"}  # whose body says what of them is known
+_OF_CHATS = {"kv_transfer_params", "prediction"}  # whose body says what of them is known
 
 
 def reject_unsupported(fields: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ namespace blink {
 struct ConstrainedRow {
   FIELDS_OF(ConstrainedRow);
   FIELD(const uint8_t*, automaton);
-  FIELD(AutomatonPlace*, places);  // two
-  FIELD(uint32_t*, lists);         // two
+  FIELD(AutomatonPlace*, places);
+  FIELD(uint32_t*, lists);
+  FIELD(uint32_t, num_lists);  // and places
   FIELD(const uint32_t*, token_starts);
   FIELD(const uint8_t*, token_text);
   FIELD(const int32_t*, stop_tokens);
@@ -56,9 +57,10 @@ inline uint32_t list_allowed(ConstrainedRow& row) {
   const Vocabulary vocabulary{row.token_starts, row.token_text};
   AutomatonPlace place{};
   row.may_end = 0;
-  const Listing listing = advance(automaton, vocabulary, row.places, row.num_generated, row.last_token, place);
+  const Listing listing =
+      advance(automaton, vocabulary, row.places, row.num_lists, row.num_generated, row.last_token, place);
   if (listing == Listing::kNothing) return kNoList;
-  std::memcpy(&row.places[row.num_generated & 1], &place, place_words(automaton) * 4);
+  std::memcpy(&row.places[row.num_generated % row.num_lists], &place, place_words(automaton) * 4);
   row.may_end = may_end(automaton, place);
   if (listing == Listing::kNew) fill_list(row, place, row.lists + (place.list - 1) * list_words(row.vocab_size));
   return place.list;

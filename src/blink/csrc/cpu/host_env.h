@@ -18,6 +18,7 @@ struct SoloEnv {
   uint32_t lanes() const { return 1; }
   void sync() const {}
   uint32_t fetch_add(uint32_t& word, uint32_t n) const { return (word += n) - n; }
+  void raise(uint32_t& word, uint32_t n) const { word = blink::most(word, n); }
   template <class T>
   T share(T value) const {
     return value;

@@ -159,6 +159,7 @@ struct SampledRows {
   FIELD(uint32_t, list_vocab);  // tokens that have texts
   FIELD(uint32_t, max_model_len);
   FIELD(uint32_t, num_rows);
+  FIELD(uint32_t, num_lists);  // of a slot, and of its places
 };
 
 // A thread's memory for one row.
@@ -178,11 +179,12 @@ struct SourceRow {
 // The tokens that a row's automaton allows; null: none. The slot moves on.
 inline const uint32_t* find_allowed(const SampledRows& rows, uint64_t slot, const RowSlot& of, uint32_t& may_end) {
   const uint64_t words = list_words(rows.list_vocab);
-  uint32_t* lists = rows.token_bitmasks + slot * kListsOfSlot * words;
+  uint32_t* lists = rows.token_bitmasks + slot * rows.num_lists * words;
   const uint32_t num_prompt = of.params.num_prompt_tokens;
   ConstrainedRow row{rows.automata + uint64_t(of.params.automaton - 1) * kMaxAutomatonBytes,
-                     rows.automaton_places + slot * 2,
+                     rows.automaton_places + slot * rows.num_lists,
                      lists,
+                     rows.num_lists,
                      rows.token_starts,
                      rows.token_text,
                      of.stop_tokens,
@@ -231,7 +233,7 @@ inline void sample_rows(const SampledRows& rows, ThreadPool* pool) {
     Best best;
     Changes changes;
   };
-  const auto sample = [&](uint64_t index) {
+  const auto sample_row_at = [&](uint64_t index) {
     thread_local const auto memory = std::make_unique<Memory>();
     with_row(rows, uint32_t(index), 1, memory->row,
              [](const SourceRow& from, const SampledRow& row, const RowSlot& slot) {
@@ -240,6 +242,14 @@ inline void sample_rows(const SampledRows& rows, ThreadPool* pool) {
                const ChangeMemory changes{memory->changes, from.memory.words.data(), from.memory.values.data()};
                sample_row(group, memory->shared, memory->best, part, changes, row, slot);
              });
+  };
+  // The rows of a constrained text that verify drafts are sampled in order: each moves its automaton on.
+  const auto sample = [&](uint64_t index) {
+    const auto follows = [&](uint64_t row) { return row > 0 && rows.row_slots[row] == rows.row_slots[row - 1]; };
+    if (rows.params[rows.row_slots[index]].automaton == 0) return sample_row_at(index);
+    if (follows(index)) return;
+    sample_row_at(index);
+    while (++index < rows.num_rows && follows(index)) sample_row_at(index);
   };
   if (pool != nullptr) return pool->share(rows.num_rows, sample);
   for (uint32_t row = 0; row < rows.num_rows; row++) sample(row);

@@ -16,6 +16,7 @@ struct DeviceEnv {
   __device__ static uint32_t lanes() { return kLanes; }
   __device__ static void sync() { __syncthreads(); }
   __device__ static uint32_t fetch_add(uint32_t& word, uint32_t n) { return atomicAdd(&word, n); }
+  __device__ static void raise(uint32_t& word, uint32_t n) { atomicMax(&word, n); }
   __device__ static uint64_t now() {
     uint64_t ns;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));

@@ -93,8 +93,8 @@ struct AutomatonCall {
   FIELD(uint16_t, back);  // marked: of the first one; or, of what is no item, another one follows, if there can be one
 };
 
-// Where a sequence stands in its automaton after `num_generated` tokens. Of a slot there are two, for even and odd
-// numbers, and two lists of the tokens that may come next: what one step reads, the same step never overwrites.
+// Where a sequence stands in its automaton after `num_generated` tokens. A slot has a ring of them, by that number, and
+// as many lists of the tokens that may come next: what one step reads, the same step never overwrites.
 struct AutomatonPlace {
   FIELDS_OF(AutomatonPlace);
   FIELD(uint32_t, num_generated);
@@ -116,6 +116,8 @@ static_assert(kPlaceWordsWithItems == kPlaceWords + 2 + kMaxUniqueItems + kTrail
 
 constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
 constexpr uint32_t kNoList = 0;
+// Places and lists of a slot where no drafts are made: of this step and the one before. Each draft token takes one
+// more.
 constexpr uint32_t kListsOfSlot = 2;
 
 // 32-bit words of a list: a bit for each token.

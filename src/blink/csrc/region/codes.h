@@ -44,6 +44,7 @@ enum class RejectCode : uint32_t {
   kAutomaton = 17,
   kTpotTarget = 18,
   kPooling = 19,
+  kPrediction = 20,
 };
 
 // Why the scheduler stopped; Control::error_code.

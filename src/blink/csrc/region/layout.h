@@ -14,7 +14,7 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 4;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 5;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 256;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -24,8 +24,14 @@ constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kBlockHashBytes = 16;
 constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, whatever the engine's is
 constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
+// CqeTag::rank's low bits of a kToken that is the predicted one; n more: it is not, and n predicted tokens were given up there.
+constexpr uint32_t kAcceptedRank = 1;
+constexpr uint32_t kPredictedBits = 5;
+constexpr uint32_t kMaxToldPreemptions = 7;
 // The newest tokens of a sequence that may be taken back: what they see is not freed.
 constexpr uint32_t kRollbackTokens = 16;
+constexpr uint32_t kMaxDrafts = kRollbackTokens - 1;  // of a sequence in one step
+static_assert(kAcceptedRank + kMaxDrafts < 1u << kPredictedBits);
 constexpr uint32_t kCacheLine = 64;
 constexpr uint32_t kPage = 4096;
 
@@ -45,6 +51,7 @@ struct Geometry {
   FIELD(uint32_t, arena_bytes);               // multiple of 64
   FIELD(uint32_t, sequences_per_queue_pair);  // tags 0 .. n-1
   FIELD(uint32_t, max_num_seqs);
+  FIELD(uint32_t, max_rows);  // of a step: as many as sequences run, or more where drafts are verified
   FIELD(uint32_t, num_slots);
   FIELD(uint32_t, max_model_len);
   FIELD(uint32_t, block_size);
@@ -66,6 +73,10 @@ struct Geometry {
   FIELD(uint32_t, hash_entries);   // power of two, at least twice num_blocks
   FIELD(uint32_t, lru_entries);    // power of two, at least four times num_blocks
   FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
+  FIELD(uint32_t, spec_tokens);    // the most drafts of a sequence in one step (drafts.h); 0: none are made
+  FIELD(uint32_t, ngram_min);      // tokens that a draft's place in the text has to have in common with its end
+  FIELD(uint32_t, ngram_max);      // likewise, at first
+  FIELD(uint32_t, ngram_entries);  // of a slot's table of n-grams; power of two
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
@@ -141,6 +152,10 @@ struct Statistics {
   FIELD(uint64_t, num_window_blocks);  // of layers with a window, likewise
   FIELD(uint64_t, num_window_blocks_used);
   FIELD(uint64_t, num_window_blocks_cached);
+  FIELD(uint64_t, num_drafts);  // rows with draft tokens, these tokens, and those that were accepted
+  FIELD(uint64_t, draft_tokens);
+  FIELD(uint64_t, accepted_tokens);
+  FIELD_ARRAY(uint64_t, accepted_at, kMaxDrafts);  // likewise, by their place in the draft
   FIELD(uint64_t, automata_loaded);
   FIELD(uint64_t, num_automata_used);
 };
@@ -231,7 +246,9 @@ struct Sqe {
   FIELD(uint32_t, automaton_bytes);                           // 0: the text may be any
   FIELD_ARRAY(uint8_t, automaton_hash, kAutomatonHashBytes);  // its name: equal names of a queue pair, equal automata
   FIELD(uint32_t, tpot_target_us);                            // 0: the engine's
-  uint32_t reserved[14];
+  FIELD(uint32_t, prediction_offset);                         // int32 tokens that the answer may have much of
+  FIELD(uint32_t, num_prediction_tokens);
+  uint32_t reserved[12];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
@@ -241,7 +258,9 @@ struct CqeTag {
   FIELD(uint8_t, phase);  // 0 or 1
   FIELD(CqeKind, kind);
   FIELD(FinishReason, finish_reason);
-  FIELD(uint8_t, rank);  // of a kTopLogprob; of tokens and ends how often the sequence was preempted, up to 255
+  // Of a kTopLogprob. Of a kToken: kPredictedBits for its request's prediction, and above them how often the sequence was
+  // preempted since its last token, up to kMaxToldPreemptions. Of a kFinished: the latter.
+  FIELD(uint8_t, rank);
 };
 BLINK_FN uint32_t tag_word(CqeTag tag) { return __builtin_bit_cast(uint32_t, tag); }
 BLINK_FN CqeTag tag_of(uint32_t word) { return __builtin_bit_cast(CqeTag, word); }

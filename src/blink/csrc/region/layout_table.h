@@ -133,6 +133,9 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kNoTpotTarget);
   CONSTANT(kMaxTpotTargetUs);
   CONSTANT(kRollbackTokens);
+  CONSTANT(kMaxDrafts);
+  CONSTANT(kAcceptedRank);
+  CONSTANT(kPredictedBits);
   CONSTANT(kDeviceLanes);
   CONSTANT(kLaunchesPerWindow);
   CONSTANT(kInvalidLogits);
@@ -163,7 +166,8 @@ inline const std::string& layout_text() {
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout>();
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry>();
-      t.structs<Registration, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs, DeviceProgram>();
+      t.structs<Registration, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
+                DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();

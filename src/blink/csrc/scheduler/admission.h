@@ -42,8 +42,8 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
     const uint32_t end = q.num_computed + q.row.num_tokens;
     t.tokens += q.row.num_tokens;
     t.blocks += missing_blocks(s, q, end);
-    t.context += end;
-    t.decode_rows += q.row.kind == RowKind::kDecode;
+    t.context += q.row.kind == RowKind::kVerify ? end * q.row.num_tokens : end;
+    t.decode_rows += decodes(q.row);
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
     t.logprob_rows += has_prompt_logprobs(q);
@@ -70,7 +70,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
       if (keep_blocks)
         s.statistics.num_parked++;
       else
-        s.statistics.num_preemptions++, q.preemptions = least(q.preemptions + 1, 255u);
+        s.statistics.num_preemptions++, q.preemptions = least(q.preemptions + 1, kMaxToldPreemptions);
     }
     if (!keep_blocks) q.num_blocks = q.num_freed = q.num_computed = q.num_registered = 0;
     if (!keep_blocks) drop_snapshot(s, q);

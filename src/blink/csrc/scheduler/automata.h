@@ -146,7 +146,8 @@ template <class Env>
 BLINK_RARE_FN bool take_automaton(Env& env, State& s, Sequence& q) {
   if (env.lane() == 0) {
     q.automaton = kNone;
-    for (uint32_t i = 0; i < 2; i++) s.automaton_places[q.slot * 2 + i].num_generated = kNoPlace;
+    const uint32_t count = lists_of_slot(s.geometry);
+    for (uint32_t i = 0; i < count; i++) s.automaton_places[q.slot * count + i].num_generated = kNoPlace;
   }
   if (q.sqe.automaton_bytes == 0) return true;
   bool is_here = false;

@@ -3,7 +3,7 @@
 // flight. A paused step has its own buffers (step_kind.h).
 #pragma once
 
-#include "scheduler/admission.h"
+#include "scheduler/drafts.h"
 
 namespace blink {
 
@@ -45,6 +45,18 @@ BLINK_FN void write_token(const State& s, const StepBuffers& a, uint32_t at, con
     a.window_kv_slots[at] = window_table(s, q.slot)[position / size] * int32_t(size) + int32_t(position % size);
 }
 
+// Write the batch's rows of a sequence that decodes: of its newest token, and of each draft behind it.
+BLINK_FN void write_decode_row(const State& s, const StepBuffers& a, uint32_t at, uint32_t index) {
+  const Sequence& q = s.sequences[index];
+  write_row(s, a, at, at, index);
+  for (uint32_t i = 0; i < q.row.num_tokens; i++) {
+    if (i > 0) write_row(s, a, at + i, at + i, index);
+    if (i > 0) a.rows[at + i] = Row{RowKind::kNone, index, at + i, 0, at + i, 0};
+    a.context_lens[at + i] = int32_t(q.num_computed + 1 + i);
+    write_token(s, a, at + i, q, q.num_computed + i);
+  }
+}
+
 // Let a sequence grow by one of the free blocks, the last but `rank`, which stays in the list.
 template <class Pool>
 BLINK_FN void take_free(State& s, const Sequence& q, uint32_t rank) {
@@ -53,7 +65,7 @@ BLINK_FN void take_free(State& s, const Sequence& q, uint32_t rank) {
   Pool::refs(s)[block] = 1;
 }
 
-// Write the decode rows, each with the block that it may need. Returns their number.
+// Write the decode rows, each with the blocks that it may need. Returns their number.
 template <class Env>
 BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepBuffers& a, uint32_t needed_blocks) {
   keep_free(env, s, needed_blocks);
@@ -63,22 +75,18 @@ BLINK_RARE_FN uint32_t write_decode_rows(Env& env, State& s, const StepBuffers& 
     const uint32_t i = tile + env.lane();
     const uint32_t index = i < s.num_running ? s.running[i] : 0;
     Sequence& q = s.sequences[index];
-    const bool active = i < s.num_running && q.row.kind == RowKind::kDecode;
-    const bool grows = active && missing_blocks(s, q, q.num_computed + 1) > 0;
+    const bool active = i < s.num_running && decodes(q.row);
+    const uint32_t growth = active ? missing_blocks(s, q, q.num_computed + q.row.num_tokens) : 0;
     uint32_t num_active = 0, num_grown = 0;
-    const uint32_t row = rows + env.scan(active, num_active);
-    const uint32_t block_rank = taken + env.scan(grows, num_grown);
-    if (grows && block_rank < num_free) {
-      take_free<FullPool>(s, q, block_rank);
-      if (has_windows(s)) take_free<WindowPool>(s, q, block_rank);
+    const uint32_t row = rows + env.scan(active ? q.row.num_tokens : 0, num_active);
+    const uint32_t block_rank = taken + env.scan(growth, num_grown);
+    for (uint32_t rank = block_rank; rank < block_rank + growth && rank < num_free; rank++) {
+      take_free<FullPool>(s, q, rank);
+      if (has_windows(s)) take_free<WindowPool>(s, q, rank);
       q.num_blocks++;
-    } else if (grows) {
-      fail(s, ErrorCode::kFreeListCorrupt, BLINK_HERE, block_rank);
     }
-    if (active) {
-      write_row(s, a, row, row, index);
-      write_token(s, a, row, q, q.num_computed);
-    }
+    if (growth > 0 && block_rank + growth > num_free) fail(s, ErrorCode::kFreeListCorrupt, BLINK_HERE, block_rank);
+    if (active) write_decode_row(s, a, row, index);
     rows += num_active;
     taken += num_grown;
   }
@@ -146,6 +154,12 @@ BLINK_FN bool takes_segments(const State& s, uint32_t graph, const StepTotals& t
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
 }
 
+// Whether a step may verify drafts: one that only decodes, as a whole.
+BLINK_FN bool takes_drafts(const State& s, const StepTotals& total) {
+  const bool only_decodes = total.tokens > 0 && total.prefill_rows + total.logprob_rows == 0;
+  return speculates(s) && only_decodes && !s.failed && !takes_segments(s, choose_graph(s.geometry, total), total);
+}
+
 // Let the step that was just composed be the one that is launched in segments.
 template <class Env>
 BLINK_RARE_FN void open_segments(Env& env, State& s, const BatchHeader& batch) {
@@ -196,7 +210,8 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
-  const StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
+  StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
+  if (takes_drafts(s, total)) total = choose_drafts(env, s, total);
   raise_floor(env, s);
   if (s.failed || total.tokens == 0) return 0;
   if (env.lane() == 0) s.step++;

@@ -23,7 +23,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
   const uint32_t rows = s.whole.header->num_rows;
   const bool is_alone = kind_in_flight(s) == StepKind::kWhole && !is_segmented(s);
   const bool has_prompts = rows != s.whole.header->num_decode_rows || is_pooling(g);
-  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts, taken = 0;
+  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts || s.num_drafts > 0, taken = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
     const Row& before = s.whole.rows[row < rows ? row : 0];
@@ -34,8 +34,9 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     const bool is_last = q.num_generated + 1 >= q.sqe.max_tokens || position + 1 >= g.max_model_len;
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
-    const bool is_kept = is_border(s, q, position + 1);  // what the next row leaves, which compose() then decides on
-    env.scan(row < rows && (!samples || is_last || is_kept), num_stuck);
+    // What compose() decides on: whether what the next row leaves is kept, and drafts.
+    const bool is_open = is_border(s, q, position + 1) || may_draft(s, q, q.num_generated + 1);
+    env.scan(row < rows && (!samples || is_last || is_open), num_stuck);
     taken += num_grown;
     stuck += num_stuck;
     if (row >= rows) continue;
@@ -143,7 +144,7 @@ BLINK_FN void retire_fast_path(Env& env, State& s, uint64_t now) {
     q.num_tokens++;
     q.num_generated++;
     const uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, 1);
-    post_token(s, at, q, next.token, next.logprob, now);
+    post_token(s, at, q, next.token, next.logprob, 0, now);
     note_delivery(s, q, 1, now);
   }
   env.sync();

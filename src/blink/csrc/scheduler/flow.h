@@ -23,9 +23,11 @@ template <class Env>
 BLINK_RARE_FN void charge_decoders(Env& env, State& s) {
   for (uint32_t tile = 0; tile < s.num_running; tile += env.lanes()) {
     const uint32_t i = tile + env.lane();
-    const Sequence& q = s.sequences[s.running[i < s.num_running ? i : 0]];
+    Sequence& q = s.sequences[s.running[i < s.num_running ? i : 0]];
     Flow& flow = flow_of(s, q);
-    const bool first = i < s.num_running && q.row.kind == RowKind::kDecode && env.fetch_add(flow.pending, 1) == 0;
+    const bool is_charged = i < s.num_running && q.row.kind == RowKind::kDecode;
+    const bool first = is_charged && env.fetch_add(flow.pending, 1 + q.drafting.num_uncharged) == 0;
+    if (is_charged) q.drafting.num_uncharged = 0;
     env.sync();
     if (first) {
       flow.computed += flow.pending;

@@ -173,11 +173,33 @@ class IntegrityCheck {
     for (uint32_t i = 0; s_.in_flight && i < a.header->num_rows; i++) {
       const Row& row = a.rows[i];
       const Sequence& q = s_.sequences[row.sequence];
+      if (row.kind == RowKind::kVerify) {
+        if (const char* broken = verify_row(a, i, q)) return broken;
+        i += row.num_tokens - 1;
+        continue;
+      }
       if ((row.kind == RowKind::kDecode) != (i < a.header->num_decode_rows)) return "a row stands among another kind";
       if (row.kind != kind_of_chunk(row.num_tokens)) return "a row is not of its kind's size";
       if (int32_t(row.first_token) != a.query_starts[i] || row.num_tokens + row.first_token != token_end(a, i))
         return "a row and the batch disagree on its tokens";
       if (row.num_samples != (q.num_computed + row.num_tokens == q.num_tokens)) return "a row samples elsewhere";
+    }
+    return nullptr;
+  }
+  // A row with drafts, and those of the batch that verify them: one token each, of the same slot, one after the other.
+  const char* verify_row(const StepBuffers& a, uint32_t first, const Sequence& q) {
+    const Row& row = a.rows[first];
+    if (first + row.num_tokens > a.header->num_decode_rows) return "a draft stands among another kind";
+    const uint32_t drafts = row.num_samples - 1;
+    if (drafts == 0 || drafts > s_.geometry.spec_tokens) return "a draft has no such length";
+    if (row.num_samples != row.num_tokens || !is_decoding(q)) return "a draft is not behind its text";
+    if (q.num_tokens + row.num_tokens > s_.geometry.max_model_len) return "a draft leads out of its slot";
+    if (q.num_generated + row.num_tokens > q.sqe.max_tokens) return "a draft is longer than the answer may be";
+    for (uint32_t i = 0; i < row.num_tokens; i++) {
+      const uint32_t at = first + i;
+      if (i > 0 && a.rows[at].kind != RowKind::kNone) return "a draft token has a row of its own";
+      if (a.row_slots[at] != int32_t(q.slot) || a.query_starts[at] != int32_t(at)) return "a draft token is misplaced";
+      if (a.context_lens[at] != int32_t(q.num_tokens + i)) return "a draft token sees another context";
     }
     return nullptr;
   }

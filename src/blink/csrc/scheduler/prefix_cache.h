@@ -135,7 +135,7 @@ BLINK_FN bool caches_answer(const State& s, const Sequence& q) {
 
 // How many leading blocks the step in flight leaves full and to be known to the cache.
 BLINK_FN uint32_t full_blocks(const State& s, const Sequence& q) {
-  const uint32_t full = computed_tokens(q) / s.geometry.block_size;
+  const uint32_t full = certain_tokens(q) / s.geometry.block_size;
   return caches_answer(s, q) ? full : least(q.sqe.num_hashes, full);
 }
 
@@ -171,10 +171,11 @@ template <class Env>
 BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepBuffers& a) {
   if (!s.geometry.prefix_caching) return;
   const uint32_t size = s.geometry.block_size;
-  const auto sequence_at = [&](uint32_t row) { return a.rows[row].sequence; };
+  const auto sequence_at = [&](uint32_t row) { return described_sequence(a, row); };
   const uint32_t rows = select(env, a.header->num_rows, sequence_at, s.scratch, [&](uint32_t i) {
+    if (i == kNone) return false;
     const Sequence& q = s.sequences[i];
-    const bool fills = computed_tokens(q) / size > q.num_registered;  // most steps of an answer do not
+    const bool fills = certain_tokens(q) / size > q.num_registered;  // most steps of an answer do not
     return fills && full_blocks(s, q) > q.num_registered;
   });
   for (uint32_t n = env.lane(); n < rows; n += env.lanes()) {

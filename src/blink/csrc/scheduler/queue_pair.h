@@ -100,6 +100,9 @@ BLINK_RARE_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.max_tokens == 0 || e.sampling.min_tokens > e.max_tokens) return RejectCode::kMaxTokens;
   if (e.service_class > uint32_t(ServiceClass::kBestEffort)) return RejectCode::kServiceClass;
   if (e.tpot_target_us > kMaxTpotTargetUs && e.tpot_target_us != kNoTpotTarget) return RejectCode::kTpotTarget;
+  if (e.num_prediction_tokens > g.max_model_len ||
+      (e.num_prediction_tokens > 0 && !in_arena(g, e.prediction_offset, uint64_t(e.num_prediction_tokens) * 4)))
+    return RejectCode::kPrediction;
   if (e.automaton_bytes > 0 && !valid_automaton_span(g, e)) return RejectCode::kAutomatonRange;
   if (is_pooling(g) && !valid_for_pooling(e)) return RejectCode::kPooling;
   return RejectCode::kNone;

@@ -2,6 +2,7 @@
 // Ends a step: delivers each sampled token once, in order, and ends the sequences that are complete.
 #pragma once
 
+#include "scheduler/drafts.h"
 #include "scheduler/ending.h"
 #include "scheduler/pooling.h"
 #include "scheduler/prompt_logprobs.h"
@@ -21,15 +22,25 @@ BLINK_FN FinishReason finish_of(const State& s, const Sequence& q, int32_t token
   return FinishReason::kNone;
 }
 
-// Post a sampled token, the sequence's last, at a position that the caller owns.
-BLINK_FN void post_token(State& s, uint32_t at, const Sequence& q, int32_t token, float logprob, uint64_t now) {
+// How often a sequence was preempted since this was asked last. Runs on: one lane.
+BLINK_FN uint32_t take_preemptions(Sequence& q) {
+  const uint32_t count = q.preemptions;
+  q.preemptions = 0;
+  return count;
+}
+
+// Post a sampled token, the sequence's last, at a position that the caller owns. predicted: CqeTag::rank's low bits.
+BLINK_FN void post_token(State& s, uint32_t at, Sequence& q, int32_t token, float logprob, uint32_t predicted,
+                         uint64_t now) {
   const Cqe entry{q.sqe.sequence, now, token, logprob, q.num_generated - 1, 0};
-  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, q.preemptions);
+  const uint32_t rank = predicted | take_preemptions(q) << kPredictedBits;
+  post_at(s, q.queue_pair, at, entry, CqeKind::kToken, q.finish, rank);
 }
 
 // Post a sample's completions: the top logprobs, then the token. Runs on: one lane.
 template <class Env>
-BLINK_FN void deliver(Env& env, State& s, const StepBuffers& a, uint32_t sample, const Sequence& q, uint64_t now) {
+BLINK_FN void deliver(Env& env, State& s, const StepBuffers& a, uint32_t sample, Sequence& q, uint32_t predicted,
+                      uint64_t now) {
   const uint32_t extra = completions_per_sample(s, q) - 1;
   uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, extra + 1);
   for (uint32_t rank = 0; rank < extra; rank++) {
@@ -37,7 +48,7 @@ BLINK_FN void deliver(Env& env, State& s, const StepBuffers& a, uint32_t sample,
     const Cqe entry{q.sqe.sequence, now, a.top_tokens[top], a.top_logprobs[top], q.num_generated - 1, 0};
     post_at(s, q.queue_pair, at++, entry, CqeKind::kTopLogprob, FinishReason::kNone, rank);
   }
-  post_token(s, at, q, a.sampled_tokens[sample], a.sampled_logprobs[sample], now);
+  post_token(s, at, q, a.sampled_tokens[sample], a.sampled_logprobs[sample], predicted, now);
 }
 
 // End a sequence without a token: its row gave nothing to sample from, or its text is complete. Those of the same step
@@ -47,22 +58,37 @@ BLINK_FN void end_without_token(Env& env, State& s, Sequence& q, FinishReason re
   q.finish = reason;
   const Cqe entry{q.sqe.sequence, now, 0, 0.0f, 0, 0};
   const uint32_t at = env.fetch_add(s.qps[q.queue_pair].cq_tail, 1);
-  post_at(s, q.queue_pair, at, entry, CqeKind::kFinished, q.finish, q.preemptions);
+  post_at(s, q.queue_pair, at, entry, CqeKind::kFinished, q.finish, take_preemptions(q));
 }
 
 // Take over one sample of a row: a token, or the text's end. Runs on: one lane.
 template <class Env>
-BLINK_FN void take_sample(Env& env, State& s, const StepBuffers& a, uint32_t sample, Sequence& q, uint64_t now) {
+BLINK_FN void take_sample(Env& env, State& s, const StepBuffers& a, uint32_t sample, Sequence& q, uint32_t predicted,
+                          uint64_t now) {
   const int32_t token = a.sampled_tokens[sample];
   if (token == kInvalidLogits) return end_without_token(env, s, q, FinishReason::kError, now);
   if (token == kGrammarDone && q.automaton != kNone) return end_without_token(env, s, q, FinishReason::kStop, now);
   if (token < 0 || uint32_t(token) >= s.geometry.vocab_size)
     return fail(s, ErrorCode::kSampledTokenRange, BLINK_HERE, sample);
-  s.tokens[uint64_t(q.slot) * s.geometry.max_model_len + q.num_tokens] = token;
+  if (speculates(s)) follow_source(s, q, token);
+  tokens_of(s, q.slot)[q.num_tokens] = token;
   q.num_tokens++;
   q.num_generated++;
   q.finish = finish_of(s, q, token);
-  deliver(env, s, a, sample, q, now);
+  deliver(env, s, a, sample, q, predicted, now);
+}
+
+// Take over the samples of a row, as far as each is the draft that the next one was computed behind. Runs on: one lane.
+template <class Env>
+BLINK_FN void take_samples(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
+  bool is_accepted = row.num_samples > 0;
+  for (uint32_t i = 0; is_accepted && q.finish == FinishReason::kNone; i++) {
+    const uint32_t sample = row.first_sample + i, drafts = row.num_samples - 1 - i;
+    is_accepted = drafts > 0 && tokens_of(s, q.slot)[q.num_tokens] == a.sampled_tokens[sample];
+    const uint32_t given_up = is_accepted ? 0 : drafts;
+    const bool is_predicted = drafts > 0 && q.drafting.is_prediction;
+    take_sample(env, s, a, sample, q, is_predicted ? kAcceptedRank + given_up : 0, now);
+  }
 }
 
 // End a sequence whose prompt is computed: its vector is delivered, unless it is none. Runs on: one lane.
@@ -75,15 +101,28 @@ BLINK_FN void end_pooled(Env& env, State& s, const StepBuffers& a, const Row& ro
 // Take over what one row computed and sampled. Runs on: one lane.
 template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
-  q.num_computed += row.num_tokens;
+  q.num_computed += certain_tokens(row);
   q.row = Row{};
   q.paused_tokens = 0;
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   if (is_pooling(s.geometry)) return end_pooled(env, s, a, row, q, now);
-  const uint32_t accepted = accept(row), before = q.num_generated;
-  for (uint32_t i = 0; i < accepted && q.finish == FinishReason::kNone; i++)
-    take_sample(env, s, a, row.first_sample + i, q, now);
-  note_delivery(s, q, q.num_generated - before, now);
+  const uint32_t before = q.num_generated;
+  take_samples(env, s, a, row, q, now);
+  const uint32_t taken = q.num_generated - before;
+  if (row.kind == RowKind::kVerify && taken > 0) {
+    q.num_computed += taken - 1;
+    take_back_places(s, q);
+    note_draft(env, s, q, row.num_samples - 1, taken - 1);
+  }
+  note_delivery(s, q, taken, now);
+}
+
+// Count what the step's drafts came to, and let the prefix cache know the blocks that accepted tokens filled.
+template <class Env>
+BLINK_RARE_FN void close_drafts(Env& env, State& s, const StepBuffers& a) {
+  register_blocks(env, s, a);
+  if (env.lane() == 0) count_drafts(s);
+  env.sync();
 }
 
 // Tokens that a step sampled, and sequences that ended with it.
@@ -103,6 +142,7 @@ BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
   RetireTotals totals{0, 0, 0, 0};
   for (uint32_t i = env.lane(); i < rows; i += env.lanes()) {
     const Row row = a.rows[i];
+    if (row.kind == RowKind::kNone) continue;
     Sequence& q = s.sequences[row.sequence];
     const uint32_t before = q.num_generated;
     retire_row(env, s, a, row, q, now);
@@ -121,6 +161,7 @@ BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
     s.statistics.finished_error += totals.failed;
   }
   env.sync();
+  if (kind == StepKind::kWhole && s.num_drafts > 0) close_drafts(env, s, a);
   if (totals.stopped + totals.filled + totals.failed == 0) return;
   end_finished(env, s, SequenceStatus::kRunning);
   if (kind == StepKind::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was paused

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one row of a step is. Admission stores its kind as it chooses the row; nothing else tells kinds of rows apart.
 //
-// Speculation adds a kind here: a verify row, of 1 + drafts tokens and as many samples. In the model's batch it is that
-// number of rows of one token, from first_sample on. accept() then compares its samples with the drafts. LoRA adds a
-// field here: the row's adapter.
+// A verify row has 1 + drafts tokens and as many samples. In the model's batch it is that number of rows of one token,
+// from first_sample on: only these have the bits of plain decoding. The first of them is described here, the others are
+// of kind kNone. LoRA adds a field here: the row's adapter.
 #pragma once
 
 #include "region/layout.h"
@@ -14,6 +14,7 @@ enum class RowKind : uint32_t {
   kNone,     // the sequence takes no part in the step
   kPrefill,  // several tokens of a prompt
   kDecode,   // one token, by the kernels of decoding
+  kVerify,   // one token and drafts of those behind it, each by the kernels of decoding
 };
 
 struct Row {
@@ -31,7 +32,10 @@ BLINK_FN RowKind kind_of_chunk(uint32_t num_tokens) {
   return num_tokens > 1 ? RowKind::kPrefill : num_tokens == 1 ? RowKind::kDecode : RowKind::kNone;
 }
 
-// How many of a row's samples its sequence takes over as tokens.
-BLINK_FN uint32_t accept(const Row& row) { return row.num_samples; }
+// Whether a row's sequence decodes in the step.
+BLINK_FN bool decodes(const Row& row) { return row.kind == RowKind::kDecode || row.kind == RowKind::kVerify; }
+
+// How many of a row's tokens are the sequence's, whatever is sampled.
+BLINK_FN uint32_t certain_tokens(const Row& row) { return row.kind == RowKind::kVerify ? 1 : row.num_tokens; }
 
 }  // namespace blink

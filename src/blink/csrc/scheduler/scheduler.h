@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) fetch_add(word, n), and collectives
-// over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x), any(x).
+// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) fetch_add(word, n) raise(word, n), and
+// collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
 #include "scheduler/cache_reset.h"

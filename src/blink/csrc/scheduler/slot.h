@@ -5,6 +5,7 @@
 #include "scheduler/automata.h"
 #include "scheduler/ending.h"
 #include "scheduler/intake.h"
+#include "scheduler/ngram.h"
 #include "scheduler/prefix_cache.h"
 
 namespace blink {
@@ -24,6 +25,7 @@ BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   const auto* prompt = reinterpret_cast<const int32_t*>(from + e.prompt_offset);
   const auto* more_stops = reinterpret_cast<const int32_t*>(from + e.more_stop_offset);
   const auto* biases = reinterpret_cast<const int32_t*>(from + e.bias_offset);
+  const auto* prediction = reinterpret_cast<const int32_t*>(from + e.prediction_offset);
   const Word* hashes = reinterpret_cast<const Word*>(from + e.hashes_offset);
   int32_t* tokens = s.tokens + uint64_t(q.slot) * g.max_model_len;
   int32_t* stops = s.stop_tokens + uint64_t(q.slot) * kMaxStopTokens;
@@ -37,6 +39,7 @@ BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   };
   const uint32_t inline_stops = least(e.num_stop_tokens, kInlineStopTokens);
   copy_tokens(tokens, prompt, e.num_prompt_tokens);
+  if (speculates(s)) copy_tokens(prediction_of(s, q.slot), prediction, e.num_prediction_tokens);
   copy_tokens(stops, e.stop_tokens, inline_stops);
   copy_tokens(stops + inline_stops, more_stops, e.num_stop_tokens - inline_stops);
   copy_tokens(s.bias_tokens + uint64_t(q.slot) * kMaxLogitBiases, biases, e.num_biases);
@@ -71,6 +74,7 @@ BLINK_FN bool take_slot(Env& env, State& s, uint32_t index, uint64_t now) {
   }
   env.sync();
   const RejectCode code = load_slot(env, s, q);
+  if (code == RejectCode::kNone && speculates(s)) index_slot(env, s, q);
   if (code == RejectCode::kNone) return true;
   if (env.lane() == 0) reject(s, q.queue_pair, q.sqe.sequence, code, now);
   free_sequence(env, s, index);

@@ -21,6 +21,19 @@ struct Registration {
 BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
 constexpr Registration kChainStart{kNone, 0};
 
+// What a sequence's drafts come from, and what became of those before (drafts.h).
+struct Drafting {
+  FIELDS_OF(Drafting);
+  FIELD(uint32_t, num_indexed);    // leading tokens of the text whose n-grams are in the slot's table
+  FIELD(uint32_t, source);         // place + 1 of what the next token should equal; 0: to be looked up
+  FIELD(uint32_t, num_found);      // tokens of a draft that could be had for the step that is being composed
+  FIELD(uint32_t, chance);         // that a draft token is accepted, of kSureChance
+  FIELD(uint32_t, num_misses);     // drafts in a row that were of no use
+  FIELD(uint32_t, rests_until);    // number of generated tokens before which none are made
+  FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
+  FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
+};
+
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
 // A waiting sequence with blocks is parked; one with a slot but no blocks was preempted and recomputes.
 struct Sequence {
@@ -45,17 +58,21 @@ struct Sequence {
   FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
   FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves
   FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
-  FIELD(uint32_t, preemptions);     // how often its blocks were taken while it ran, up to 255
+  FIELD(uint32_t, preemptions);     // how often its blocks were taken while it ran, since its last token
   FIELD(uint64_t, arrival);
   FIELD(uint64_t, queued_ns);  // start of the present wait
   FIELD(uint64_t, waited_ns);  // in all waits before
   FIELD(uint64_t, due_ns);     // of its next token, where it has a target (pacing.h)
   FIELD(uint32_t, automaton);  // with a slot: index of the one that constrains it; kNone: none does
+  FIELD(Drafting, drafting);
   FIELD(Sqe, sqe);
 };
 
 // Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
 BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.paused_tokens; }
+
+// The same without drafts, which may be given up.
+BLINK_FN uint32_t certain_tokens(const Sequence& q) { return q.num_computed + certain_tokens(q.row) + q.paused_tokens; }
 
 // Whether all its tokens but the newest are computed: then each step gives it another one. Else its prompt is not.
 BLINK_FN bool is_decoding(const Sequence& q) { return q.num_computed + 1 == q.num_tokens; }
@@ -68,6 +85,11 @@ BLINK_FN void set_row(Sequence& q, RowKind kind, uint32_t num_tokens) {
   q.row.kind = kind;
   q.row.num_tokens = num_tokens;
   q.row.num_samples = num_tokens > 0 && q.num_computed + num_tokens == q.num_tokens;
+}
+
+// The sequence of one of a step's rows; kNone of those that verify drafts, which the row before them describes.
+BLINK_FN uint32_t described_sequence(const StepBuffers& a, uint32_t row) {
+  return a.rows[row].kind == RowKind::kNone ? kNone : a.rows[row].sequence;
 }
 
 // What the model's kernels read of a slot besides its tables, by columns of one word.
@@ -128,6 +150,7 @@ struct QueuePairState {
   FIELD(uint32_t, closing);        // end all its sequences without completions
   FIELD(uint32_t, num_live);       // sequences that are not free
   FIELD(uint32_t, cq_need);        // completions that the step in flight may post
+  FIELD(uint32_t, cq_drafts);      // those that drafts may add to it, while a step is composed
   FIELD(uint32_t, cq_held);        // those of the step that is launched in segments
   FIELD(uint32_t, open);           // has room for the completions of a step
   FIELD(uint64_t, lease_seen_ns);  // this and the next by awake_ns
@@ -190,6 +213,10 @@ struct DecisionLogEntry {
   FIELD(uint32_t, graph);
 };
 
+// Places of a slot's text in its automaton, and lists of tokens: one for each row of a step, and one for the step
+// before.
+BLINK_FN uint32_t lists_of_slot(const Geometry& g) { return g.spec_tokens + kListsOfSlot; }
+
 BLINK_FN uint64_t num_sequences(const Geometry& g) { return uint64_t(g.num_queue_pairs) * g.sequences_per_queue_pair; }
 
 // Every array is declared with its number of elements; they lie behind the State in this order (state_arrays.h).
@@ -215,17 +242,19 @@ struct State {
   STATE_ARRAY(int32_t, block_tables, uint64_t(g.num_slots) * g.max_blocks);
   STATE_ARRAY(int32_t, window_tables, g.num_window_blocks == 0 ? 0 : uint64_t(g.num_slots) * g.max_blocks);
   STATE_ARRAY(int32_t, tokens, uint64_t(g.num_slots) * g.max_model_len);
+  STATE_ARRAY(int32_t, predictions, g.spec_tokens == 0 ? 0 : uint64_t(g.num_slots) * g.max_model_len);
   STATE_ARRAY(Hash, slot_hashes, uint64_t(g.num_slots) * g.max_blocks);
 
   // what constrained texts may look like
   STATE_ARRAY(uint8_t, automata, uint64_t(g.num_automata) * kMaxAutomatonBytes);
-  STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * 2);
-  STATE_ARRAY(uint32_t, token_bitmasks, uint64_t(g.num_slots) * kListsOfSlot * list_words(g.vocab_size));
+  STATE_ARRAY(AutomatonPlace, automaton_places, uint64_t(g.num_slots) * lists_of_slot(g));
+  STATE_ARRAY(uint32_t, token_bitmasks, uint64_t(g.num_slots) * lists_of_slot(g) * list_words(g.vocab_size));
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
 
   // the scheduler's own
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
+  STATE_ARRAY(uint32_t, ngram_heads, g.spec_tokens == 0 ? 0 : uint64_t(g.num_slots) * g.ngram_entries);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(GraphCost, costs, g.num_graphs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
@@ -281,6 +310,8 @@ struct State {
   FIELD(uint32_t, window_lru_count);
   FIELD(uint32_t, next_window_stamp);
   FIELD(uint32_t, snapshot_stamp);
+  FIELD(uint32_t, num_drafts);                          // tokens of the whole step that is composed or in flight
+  FIELD_ARRAY(uint32_t, draft_counts, kMaxDrafts + 2);  // of one retire(): drafts, their tokens, accepted ones by place
   FIELD(uint32_t, step_admitted);
   FIELD(uint32_t, step_preempted);
   FIELD(uint32_t, log_count);

@@ -39,20 +39,20 @@ struct StepBuffers {
   FIELDS_OF(StepBuffers);
   STATE_ARRAY(BatchHeader, header, 1);
   STATE_ARRAY(StepOutput, output, 1);
-  STATE_ARRAY(Row, rows, g.max_num_seqs);
+  STATE_ARRAY(Row, rows, g.max_rows);
   STATE_ARRAY(int32_t, input_ids, g.max_num_batched_tokens);
   STATE_ARRAY(int32_t, positions, g.max_num_batched_tokens);
   STATE_ARRAY(int32_t, kv_slots, g.max_num_batched_tokens);
   STATE_ARRAY(int32_t, window_kv_slots, g.num_window_blocks == 0 ? 0 : g.max_num_batched_tokens);  // in window blocks
-  STATE_ARRAY(int32_t, query_starts, g.max_num_seqs + 1);
-  STATE_ARRAY(int32_t, context_lens, g.max_num_seqs);
-  STATE_ARRAY(int32_t, row_slots, g.max_num_seqs);
-  STATE_ARRAY(int32_t, state_sources, g.max_num_seqs);  // index + 1 of the snapshot that a row begins with; 0: none
-  STATE_ARRAY(int32_t, state_targets, g.max_num_seqs);  // of the one that is made of its states at the end
-  STATE_ARRAY(int32_t, sampled_tokens, g.max_num_seqs);
-  STATE_ARRAY(float, sampled_logprobs, g.max_num_seqs);
-  STATE_ARRAY(int32_t, top_tokens, g.max_num_seqs* kMaxLogprobs);
-  STATE_ARRAY(float, top_logprobs, g.max_num_seqs* kMaxLogprobs);
+  STATE_ARRAY(int32_t, query_starts, g.max_rows + 1);
+  STATE_ARRAY(int32_t, context_lens, g.max_rows);
+  STATE_ARRAY(int32_t, row_slots, g.max_rows);
+  STATE_ARRAY(int32_t, state_sources, g.max_rows);  // index + 1 of the snapshot that a row begins with; 0: none
+  STATE_ARRAY(int32_t, state_targets, g.max_rows);  // of the one that is made of its states at the end
+  STATE_ARRAY(int32_t, sampled_tokens, g.max_rows);
+  STATE_ARRAY(float, sampled_logprobs, g.max_rows);
+  STATE_ARRAY(int32_t, top_tokens, g.max_rows* kMaxLogprobs);
+  STATE_ARRAY(float, top_logprobs, g.max_rows* kMaxLogprobs);
   STATE_ARRAY(float, prompt_logprobs, g.max_num_batched_tokens);  // of the token behind each of the batch
   STATE_ARRAY(int32_t, prompt_top_tokens, g.max_num_batched_tokens* kMaxLogprobs);
   STATE_ARRAY(float, prompt_top_logprobs, g.max_num_batched_tokens* kMaxLogprobs);

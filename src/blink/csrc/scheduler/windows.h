@@ -84,9 +84,9 @@ BLINK_FN uint32_t blocks_to_free(const State& s, const Sequence& q) {
 template <class Env>
 BLINK_RARE_FN void release_windows(Env& env, State& s, const StepBuffers& a) {
   if (!has_windows(s)) return;
-  const auto sequence_at = [&](uint32_t row) { return a.rows[row].sequence; };
+  const auto sequence_at = [&](uint32_t row) { return described_sequence(a, row); };
   const uint32_t rows = select(env, a.header->num_rows, sequence_at, s.scratch, [&](uint32_t i) {
-    return blocks_to_free(s, s.sequences[i]) > s.sequences[i].num_freed;
+    return i != kNone && blocks_to_free(s, s.sequences[i]) > s.sequences[i].num_freed;
   });
   for (uint32_t n = 0; n < rows; n++) {
     Sequence& q = s.sequences[s.scratch[n]];

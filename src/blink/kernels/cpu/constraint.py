@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blink.kernels.batch import LISTS_OF_SLOT, Batch, Param
+from blink.kernels.batch import PLACE_WORDS, Batch, Param
 from blink.region.layout import new_struct
 from blink.region.native import lib
 
@@ -15,12 +15,13 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
 
     The tokens are one of the slot's lists, int32 [ceil(vocab / 32)]; None: none may. The slot has an automaton.
     """
-    words = batch.params[slot].tolist()
+    words, num_lists = batch.params[slot].tolist(), batch.automaton_places.shape[1] // PLACE_WORDS
     row = new_struct(
         "ConstrainedRow",
         automaton=batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),
         places=batch.automaton_places[slot].data_ptr(),
         lists=batch.token_bitmasks[slot].data_ptr(),
+        num_lists=num_lists,
         token_starts=batch.token_starts.data_ptr(),
         token_text=batch.token_text.data_ptr(),
         stop_tokens=batch.stop_tokens[slot].data_ptr(),
@@ -30,5 +31,5 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
         last_token=int(batch.tokens[slot, context_len - 1]),
     )
     found = lib.blink_list_allowed(row.ctypes.data)
-    lists = batch.token_bitmasks[slot].view(LISTS_OF_SLOT, -1)
+    lists = batch.token_bitmasks[slot].view(num_lists, -1)
     return (lists[found - 1] if found else None), bool(row["may_end"])

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from blink.kernels.batch import LISTS_OF_SLOT, Batch, Header
+from blink.kernels.batch import PLACE_WORDS, Batch, Header
 from blink.kernels.cpu.thread_pool import find_helpers
 from blink.region.layout import new_struct
 from blink.region.native import lib
@@ -33,7 +33,8 @@ def describe_rows(logits: Tensor, batch: Batch, num_rows: int) -> npt.NDArray[np
     vocab_size, list_vocab = logits.shape[1], batch.token_starts.shape[0] - 1
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1
     assert batch.automata.shape[0] == 0 or list_vocab == vocab_size
-    assert batch.token_bitmasks.shape[1] == LISTS_OF_SLOT * -(-list_vocab // 32)
+    num_lists = batch.automaton_places.shape[1] // PLACE_WORDS
+    assert batch.token_bitmasks.shape[1] == num_lists * -(-list_vocab // 32)
     arrays: dict[str, Any] = {name: getattr(batch, name).data_ptr() for name in _ARRAYS}
     return new_struct(
         "SampledRows",
@@ -44,4 +45,5 @@ def describe_rows(logits: Tensor, batch: Batch, num_rows: int) -> npt.NDArray[np
         list_vocab=list_vocab,
         max_model_len=batch.tokens.stride(0),
         num_rows=num_rows,
+        num_lists=num_lists,
     )

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
     __syncwarp();
     at = slot * 2 + (count & 1);
     if (threadIdx.x == 0) {
-      listing = advance(automaton, {args.token_starts, args.token_text}, before, count, last, place);
+      listing = advance(automaton, {args.token_starts, args.token_text}, before, 2, count, last, place);
       ends = listing != Listing::kNothing && may_end(automaton, place);
     }
     __syncwarp();

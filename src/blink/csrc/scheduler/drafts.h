@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Drafts: tokens that may follow a text, computed with its newest token in the same step.
+//
+// Noise depends on seed and position alone, so each row samples what plain decoding would. A draft is accepted as far
+// as its tokens are those that were sampled. No result depends on the origin of a draft.
+//
+// Drafts take only free rows, blocks and completion queue entries. The cost table decides their length: the one that
+// gives the most tokens for the time.
+#pragma once
+
+#include "scheduler/admission.h"
+#include "scheduler/ngram.h"
+
+namespace blink {
+
+constexpr uint32_t kChanceSpan = 4;  // drafts over which the chance is averaged
+constexpr uint32_t kMostMisses = 4;  // in a row, before a sequence rests
+constexpr uint32_t kRestTokens = 16;
+constexpr uint32_t kWorthwhile = 32;  // part of the tokens for the time by which a longer draft has to win
+
+// Whether drafts are made for a sequence once it has so many generated tokens.
+BLINK_FN bool may_draft(const State& s, const Sequence& q, uint32_t num_generated) {
+  return speculates(s) && num_generated >= q.drafting.rests_until;
+}
+
+// The most tokens of a draft that a sequence can deliver beside the next one.
+BLINK_FN uint32_t draft_limit(const State& s, const Sequence& q) {
+  const uint32_t answer = q.sqe.max_tokens - q.num_generated, text = s.geometry.max_model_len - q.num_tokens;
+  return least(s.geometry.spec_tokens, least(answer, text) - 1);
+}
+
+// Write a draft behind the sequence's text, where nothing is read before it is accepted. Runs on: one lane for each
+// sequence.
+template <class Env>
+BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
+  Drafting& d = q.drafting;
+  d.num_found = 0;
+  const bool is_plain = q.row.kind == RowKind::kDecode && q.row.num_samples == 1;
+  if (!is_plain || q.paused_tokens > 0 || !may_draft(s, q, q.num_generated)) return;
+  index_generated(env, s, q);
+  if (d.source == 0) d.source = look_up(s, q) + 1;  // 0 of kNone
+  if (d.source == 0) return;
+  const uint32_t limit = draft_limit(s, q);
+  for (uint32_t place = d.source - 1; d.num_found < limit; place++, d.num_found++) {
+    if (!has_token(s, q, place, q.num_tokens + d.num_found)) break;
+    tokens_of(s, q.slot)[q.num_tokens + d.num_found] = token_at(s, q, place);
+  }
+  d.is_prediction = d.source > s.geometry.max_model_len;
+}
+
+// What drafts of at most so many tokens add to a step.
+struct DraftTotals {
+  uint32_t tokens, blocks, context, gain;  // gain: expected tokens, of kSureChance
+};
+BLINK_FN DraftTotals operator+(DraftTotals a, DraftTotals b) {
+  return {a.tokens + b.tokens, a.blocks + b.blocks, a.context + b.context, a.gain + b.gain};
+}
+
+// How many tokens of a draft are expected to be accepted, of kSureChance each.
+BLINK_FN uint32_t expected_gain(uint32_t chance, uint32_t num_drafts) {
+  uint32_t gain = 0, all = kSureChance;
+  for (uint32_t i = 0; i < num_drafts; i++) gain += all = all * chance / kSureChance;
+  return gain;
+}
+
+template <class Env>
+BLINK_RARE_FN DraftTotals draft_totals(Env& env, const State& s, uint32_t longest) {
+  DraftTotals t{};
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    const Sequence& q = s.sequences[s.running[i]];
+    const uint32_t drafts = least(q.drafting.num_found, longest);
+    if (drafts == 0) continue;
+    const uint32_t end = q.num_computed + 1;
+    t.tokens += drafts;
+    t.blocks += missing_blocks(s, q, end + drafts) - missing_blocks(s, q, end);
+    t.context += drafts * end;
+    t.gain += expected_gain(q.drafting.chance, drafts);
+  }
+  return env.sum(t);
+}
+
+// How long drafts may be: as long as gives the most tokens for the time of the step, within rows and blocks.
+template <class Env>
+BLINK_RARE_FN uint32_t choose_longest(Env& env, const State& s, const StepTotals& total) {
+  const Geometry& g = s.geometry;
+  const uint32_t most_rows = g.graphs[g.num_decode_graphs - 1].rows;
+  uint32_t chosen = 0, tokens_before = 0;
+  uint64_t best_tokens = uint64_t(total.tokens) * kSureChance, best_ns = 1;
+  if (has_costs(s)) best_ns = predict_decode_ns(s, total.tokens, total.context);
+  for (uint32_t longest = 1; longest <= g.spec_tokens; longest++) {
+    const DraftTotals t = draft_totals(env, s, longest);
+    const uint32_t rows = total.tokens + t.tokens;
+    const bool fits = rows <= most_rows && total.blocks + t.blocks <= available_growth(s);
+    if (!fits || t.tokens == tokens_before) break;
+    tokens_before = t.tokens;
+    const uint64_t tokens = uint64_t(total.tokens) * kSureChance + t.gain;
+    const uint64_t ns = has_costs(s) ? predict_decode_ns(s, rows, total.context + t.context) : 1;
+    if (tokens * best_ns * kWorthwhile <= best_tokens * ns * (kWorthwhile + has_costs(s))) continue;
+    chosen = longest;
+    best_tokens = tokens;
+    best_ns = ns;
+  }
+  return chosen;
+}
+
+// Note that a draft was of no use. Some in a row, and the sequence rests: its steps take the fast path again.
+BLINK_FN void note_miss(Sequence& q) {
+  if (++q.drafting.num_misses < kMostMisses) return;
+  q.drafting.num_misses = kMostMisses - 1;
+  q.drafting.rests_until = q.num_generated + kRestTokens;
+  q.drafting.source = q.drafting.num_found = 0;
+  q.drafting.chance = kFirstChance;
+}
+
+// Let the decode rows of a step that has nothing else verify drafts too. Returns what the step takes then.
+template <class Env>
+BLINK_RARE_FN StepTotals choose_drafts(Env& env, State& s, const StepTotals& total) {
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) find_draft(env, s, s.sequences[s.running[i]]);
+  env.sync();
+  const uint32_t longest = choose_longest(env, s, total);
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    Sequence& q = s.sequences[s.running[i]];
+    const uint32_t found = q.drafting.num_found;
+    q.drafting.num_found = least(found, longest);
+    if (found > 0 && longest == 0) note_miss(q);
+    env.fetch_add(s.qps[q.queue_pair].cq_drafts, q.drafting.num_found * completions_per_sample(s, q));
+  }
+  env.sync();
+  uint32_t drafts = 0;
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    Sequence& q = s.sequences[s.running[i]];
+    const QueuePairState& pair = s.qps[q.queue_pair];
+    if (q.drafting.num_found == 0 || pair.cq_drafts > cq_room(s, pair)) continue;
+    q.row.kind = RowKind::kVerify;
+    q.row.num_tokens = q.row.num_samples = 1 + q.drafting.num_found;
+    drafts += q.drafting.num_found;
+  }
+  drafts = env.sum(drafts);
+  for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes()) {
+    QueuePairState& pair = s.qps[qp];
+    if (pair.cq_drafts <= cq_room(s, pair)) pair.cq_need += pair.cq_drafts;
+    pair.cq_drafts = 0;
+  }
+  if (env.lane() == 0) s.num_drafts = drafts;
+  env.sync();
+  return drafts > 0 ? step_totals(env, s) : total;
+}
+
+// Keep up with the text that drafts are copied from, before a sampled token becomes the sequence's next.
+BLINK_FN void follow_source(const State& s, Sequence& q, int32_t token) {
+  uint32_t& source = q.drafting.source;
+  if (source == 0) return;
+  const bool goes_on = has_token(s, q, source - 1, q.num_tokens) && token_at(s, q, source - 1) == token;
+  source = goes_on ? source + 1 : 0;
+}
+
+// Learn from a draft of which so many tokens were accepted.
+template <class Env>
+BLINK_FN void note_draft(Env& env, State& s, Sequence& q, uint32_t drafts, uint32_t accepted) {
+  Drafting& d = q.drafting;
+  const uint32_t chance = kSureChance * accepted / least(accepted + 1, drafts);
+  d.chance = (d.chance * (kChanceSpan - 1) + chance) / kChanceSpan;
+  d.num_uncharged += accepted;
+  env.fetch_add(s.draft_counts[0], 1);
+  env.fetch_add(s.draft_counts[1], drafts);
+  for (uint32_t i = 0; i < accepted; i++) env.fetch_add(s.draft_counts[2 + i], 1);
+  if (accepted > 0)
+    d.num_misses = 0;
+  else
+    note_miss(q);
+}
+
+// Add what the step's drafts came to. Runs on: one lane.
+BLINK_FN void count_drafts(State& s) {
+  Statistics& t = s.statistics;
+  t.num_drafts += s.draft_counts[0];
+  t.draft_tokens += s.draft_counts[1];
+  for (uint32_t i = 0; i < kMaxDrafts; i++) {
+    t.accepted_at[i] += s.draft_counts[2 + i];
+    t.accepted_tokens += s.draft_counts[2 + i];
+  }
+  for (uint32_t& count : s.draft_counts) count = 0;
+  s.num_drafts = 0;
+}
+
+// Forget where the automaton stood behind tokens that were not accepted. Runs on: one lane for each sequence.
+BLINK_FN void take_back_places(State& s, const Sequence& q) {
+  const uint32_t count = lists_of_slot(s.geometry);
+  AutomatonPlace* places = s.automaton_places + uint64_t(q.slot) * count;
+  for (uint32_t i = 0; q.automaton != kNone && i < count; i++)
+    if (places[i].num_generated != kNoPlace && places[i].num_generated >= q.num_generated)
+      places[i].num_generated = kNoPlace;
+}
+
+}  // namespace blink

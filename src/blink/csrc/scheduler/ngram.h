@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The texts that drafts are copied from: the sequence's own, and the prediction that came with its request. A table of
+// n-grams finds where the newest tokens stood before (prompt lookup decoding). No step scans a text.
+//
+// A position below max_model_len is one of the sequence's tokens, another one of its prediction. An n-gram's entry is
+// the position that follows its last occurrence, plus 1. Predictions take precedence.
+#pragma once
+
+#include "scheduler/state.h"
+
+namespace blink {
+
+constexpr uint32_t kSureChance = 256;   // that a draft token is accepted
+constexpr uint32_t kFirstChance = 160;  // of a sequence whose drafts were not verified yet, or not for a while
+
+BLINK_FN bool speculates(const State& s) { return s.geometry.spec_tokens > 0; }
+
+BLINK_FN int32_t* tokens_of(const State& s, uint32_t slot) {
+  return s.tokens + uint64_t(slot) * s.geometry.max_model_len;
+}
+BLINK_FN int32_t* prediction_of(const State& s, uint32_t slot) {
+  return s.predictions + uint64_t(slot) * s.geometry.max_model_len;
+}
+BLINK_FN uint32_t* ngrams_of(const State& s, uint32_t slot) {
+  return s.ngram_heads + uint64_t(slot) * s.geometry.ngram_entries;
+}
+
+// The token at a place of a sequence's texts.
+BLINK_FN int32_t token_at(const State& s, const Sequence& q, uint32_t place) {
+  const uint32_t end = s.geometry.max_model_len;
+  return place < end ? tokens_of(s, q.slot)[place] : prediction_of(s, q.slot)[place - end];
+}
+
+// Whether a place is one of a text's, of which the sequence's own has so many tokens.
+BLINK_FN bool has_token(const State& s, const Sequence& q, uint32_t place, uint32_t num_tokens) {
+  const uint32_t end = s.geometry.max_model_len;
+  return place < end ? place < num_tokens : place - end < q.sqe.num_prediction_tokens;
+}
+
+// The entry of the n tokens before `end`: FNV-1a.
+BLINK_FN uint32_t ngram_entry(const State& s, const int32_t* end, uint32_t n) {
+  uint32_t hash = 2166136261u ^ n;
+  for (uint32_t i = 1; i <= n; i++) hash = (hash ^ uint32_t(end[-int32_t(i)])) * 16777619u;
+  return (hash ^ hash >> 15) & (s.geometry.ngram_entries - 1);
+}
+
+// Put the n-grams that end before token `end` of a text into a slot's table. Runs on: any lane.
+template <class Env>
+BLINK_FN void index_ngrams(Env& env, const State& s, uint32_t slot, const int32_t* text, uint32_t end, uint32_t place) {
+  for (uint32_t n = s.geometry.ngram_min; n <= s.geometry.ngram_max && n <= end; n++)
+    env.raise(ngrams_of(s, slot)[ngram_entry(s, text + end, n)], place + 1);
+}
+
+// Fill the table of a slot that was just loaded.
+template <class Env>
+BLINK_RARE_FN void index_slot(Env& env, State& s, Sequence& q) {
+  const Geometry& g = s.geometry;
+  const uint32_t prompt = q.sqe.num_prompt_tokens, prediction = q.sqe.num_prediction_tokens;
+  for (uint32_t i = env.lane(); i < g.ngram_entries; i += env.lanes()) ngrams_of(s, q.slot)[i] = 0;
+  env.sync();
+  for (uint32_t end = 1 + env.lane(); end < prompt; end += env.lanes())
+    index_ngrams(env, s, q.slot, tokens_of(s, q.slot), end, end);
+  for (uint32_t end = 1 + env.lane(); end < prediction; end += env.lanes())
+    index_ngrams(env, s, q.slot, prediction_of(s, q.slot), end, g.max_model_len + end);
+  if (env.lane() == 0) {
+    q.drafting.num_indexed = prompt;
+    q.drafting.chance = kFirstChance;
+    q.drafting.source = prediction > 0 ? g.max_model_len + 1 : 0;  // an answer begins as its prediction does
+  }
+  env.sync();
+}
+
+// Add what was generated since. Runs on: one lane for each sequence.
+template <class Env>
+BLINK_FN void index_generated(Env& env, const State& s, Sequence& q) {
+  for (uint32_t& end = q.drafting.num_indexed; end < q.num_tokens; end++)
+    index_ngrams(env, s, q.slot, tokens_of(s, q.slot), end, end);
+}
+
+// Whether the text's last n tokens stand before a place. Entries are shared: its n-gram may be another, and shorter.
+BLINK_FN bool stands_before(const State& s, const Sequence& q, uint32_t place, uint32_t n) {
+  if (place % s.geometry.max_model_len < n) return false;
+  uint32_t differing = 0;
+  for (uint32_t i = 1; i <= n; i++) differing += token_at(s, q, place - i) != token_at(s, q, q.num_tokens - i);
+  return differing == 0;
+}
+
+// The place behind the longest n-gram that the text ends with; kNone: it stands nowhere else.
+BLINK_FN uint32_t look_up(const State& s, const Sequence& q) {
+  for (uint32_t n = least(s.geometry.ngram_max, q.num_tokens); n >= s.geometry.ngram_min; n--) {
+    const uint32_t head = ngrams_of(s, q.slot)[ngram_entry(s, tokens_of(s, q.slot) + q.num_tokens, n)];
+    if (head > 0 && stands_before(s, q, head - 1, n)) return head - 1;
+  }
+  return kNone;
+}
+
+}  // namespace blink

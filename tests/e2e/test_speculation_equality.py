@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU engine with and without speculation: tokens, logprobs and finish reasons are equal.
+
+Kernels of GGUF formats give a row the same bits beside any others: there the bits of logprobs are equal. Those of
+float32 weights do not, so there only their values are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from blink import LLM, SamplingParams
+from blink.config import EngineConfig
+from blink.errors import ConfigError
+from blink.models.weights.files import default_model_path
+from blink.structured_outputs import StructuredOutputsParams
+from processes import Frontend, start_frontend, stop
+from tiny_model import write_tiny_model
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not default_model_path().is_file(), reason="the default model's tokenizer is not downloaded"),
+]
+REGION = f"test-speculation-{os.getpid()}"
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+SCHEMA = {
+    "type": "array",
+    "minItems": 3,
+    "maxItems": 5,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["fruit", "tree"]}},
+        "required": ["name", "kind"],
+        "additionalProperties": False,
+    },
+}
+CALLS = r'(<tool_call>\{"name": "weather", "arguments": \{"city": "(Rome|Bonn)"\}\}</tool_call>){2,4}'
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.2},
+    "bias": {"logit_bias": {28: 4.0, 260: 3.0, 284: -50.0}},
+    "logprobs": {"logprobs": 5},
+    "schema": {"structured_outputs": {"json": SCHEMA}},
+    "tools": {"structured_outputs": {"regex": CALLS}},
+    "n = 2": {"n": 2},
+    "stop strings": {"stop": ["the", "ing"]},
+    "min_tokens": {"min_tokens": 12, "stop_token_ids": [28, 284, 1003, 198, 30]},
+}
+FEW_TOKENS = [28, 260, 284, *range(1000, 1012, 3)]
+TEMPERATURES = (0.0, 0.8, 1.5)
+SUBJECTS = ("apples", "the sea", "old maps", "trains", "winter", "a river", "bread", "clocks", "birds", "stone walls")
+FORMS = (
+    "List ten facts about {0}. Each begins with: A fact about {0} is that",
+    "{0}, {0}, {0}, {0},",
+    "Repeat these words exactly: {0} are {0} and {0} are {0}.",
+    "for item in ['{0}', '{0} again', '{0} once more']:\n    print(item)\nfor item in",
+)
+PROMPTS = [form.format(subject) for subject in SUBJECTS for form in FORMS]
+
+
+def load(model: str, **options: Any) -> LLM:
+    return LLM(model, max_num_seqs=8, enable_prefix_caching=False, max_model_len=512, cpu_threads=1, **options)
+
+
+def outcomes(llm: LLM, prompt: str, temperature: float, kind: Mapping[str, Any], max_tokens: int) -> list[Any]:
+    """Return all that a request tells of its choices."""
+    chosen: dict[str, Any] = {"temperature": temperature, "seed": 11, "max_tokens": max_tokens, "logprobs": 0, **kind}
+    if form := chosen.pop("structured_outputs", None):
+        chosen["structured_outputs"] = StructuredOutputsParams(**form)
+    [found] = llm.generate(prompt, SamplingParams(**chosen), use_tqdm=False)
+    return [
+        (
+            choice.text,
+            [*choice.token_ids],
+            [{token: each.logprob for token, each in place.items()} for place in choice.logprobs or ()],
+            choice.finish_reason,
+            choice.stop_reason,
+        )
+        for choice in found.outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+    """A model of random weights, without and with speculation."""
+    model = str(write_tiny_model(tmp_path_factory.mktemp("model")))
+    options = {"load_format": "dummy", "tokenizer": str(default_model_path())}
+    with (
+        load(model, **options) as plain,
+        load(model, **options, speculative_config=SPECULATIVE, region=REGION) as drafting,
+    ):
+        yield plain, drafting
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_speculation_changes_no_answer(tiny: tuple[LLM, LLM], kind: str) -> None:
+    plain, drafting = tiny
+    asked, is_form = dict(KINDS[kind]), "structured_outputs" in KINDS[kind]
+    if not is_form:  # random texts of few tokens repeat themselves
+        asked["logit_bias"] = dict.fromkeys(FEW_TOKENS, 60.0) | asked.get("logit_bias", {})
+    for temperature in TEMPERATURES:
+        found, expected = (
+            outcomes(llm, PROMPTS[1], temperature, asked, 60 if is_form else 24) for llm in (drafting, plain)
+        )
+        assert [each[:2] + each[3:] for each in found] == [each[:2] + each[3:] for each in expected], temperature
+        for each, other in zip(found, expected, strict=True):
+            for place, known in zip(each[2], other[2], strict=True):
+                assert place == pytest.approx(known, abs=1e-4), temperature
+
+
+def test_a_form_gives_more_than_one_token_a_step(tiny: tuple[LLM, LLM]) -> None:
+    """Two calls have most of their tokens in common."""
+    plain, drafting = tiny
+    before = plain.stats()["num_steps"], drafting.stats()["num_steps"], drafting.stats()["accepted_tokens"]
+    found, expected = (outcomes(llm, PROMPTS[0], 0.0, KINDS["tools"], 200) for llm in (drafting, plain))
+    assert found[0][:2] == expected[0][:2]
+    steps = plain.stats()["num_steps"] - before[0], drafting.stats()["num_steps"] - before[1]
+    assert drafting.stats()["accepted_tokens"] - before[2] == steps[0] - steps[1] > steps[0] // 8
+    assert plain.stats()["draft_tokens"] == 0
+
+
+def test_a_prediction_is_counted_in_usage(tiny: tuple[LLM, LLM]) -> None:
+    """The same chat again, with its own answer as the prediction."""
+    del tiny
+    frontend = start_frontend(REGION)
+    try:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": "Go on"}], "max_tokens": 24, "temperature": 0}
+        body["logit_bias"] = {str(token): 60 for token in FEW_TOKENS}
+        first = post(frontend, body)
+        text = first["choices"][0]["message"]["content"]
+        for content in (text, [{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}]):
+            again = post(frontend, body | {"prediction": {"type": "content", "content": content}})
+            assert again["choices"][0]["message"] == first["choices"][0]["message"]
+            told = again["usage"]["completion_tokens_details"]
+            assert told["accepted_prediction_tokens"] > 4 and told["rejected_prediction_tokens"] >= 0
+        assert "accepted_prediction_tokens" not in first["usage"]["completion_tokens_details"]
+        metrics = frontend.http.get("/metrics").text
+        counted = re.search(r"^vllm:spec_decode_num_accepted_tokens_total\S* (\d+)", metrics, re.MULTILINE)
+        places = re.findall(r"^vllm:spec_decode_num_accepted_tokens_per_pos_total\S* (\d+)", metrics, re.MULTILINE)
+        assert counted is not None and int(counted[1]) == sum(map(int, places)) > 0 and len(places) == 15
+        wrong = frontend.http.post("/v1/chat/completions", json=body | {"prediction": {"type": "text"}})
+        assert wrong.status_code == 400 and "prediction" in wrong.text
+    finally:
+        stop(frontend.process)
+
+
+def post(frontend: Frontend, body: dict[str, Any]) -> dict[str, Any]:
+    found = frontend.http.post("/v1/chat/completions", json=body)
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
+    """Bit by bit: the default model is in a GGUF format."""
+    with load("") as plain, load("", speculative_config=SPECULATIVE) as drafting:
+        for prompt in PROMPTS:
+            for temperature in TEMPERATURES:
+                expected = outcomes(plain, prompt, temperature, KINDS[kind], 24)
+                assert outcomes(drafting, prompt, temperature, KINDS[kind], 24) == expected, (prompt, temperature)
+        assert drafting.stats()["accepted_tokens"] > 50
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"method": "eagle3", "model": "x", "num_speculative_tokens": 3}, "eagle3.*not yet"),
+        ({"method": "suffix"}, "suffix.*not yet"),
+        ({"model": "x"}, "draft_model.*not yet"),
+        ({"method": "magic"}, "magic.*unknown"),
+        ({"method": "ngram", "num_speculative_tokens": 16}, "num_speculative_tokens.*between 1 and 15"),
+        ({"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 3}, "prompt_lookup_min.*between 1 and 3"),
+        ({"method": "ngram", "rejection_sample_method": "synthetic"}, "rejection_sample_method"),
+        ({"method": "ngram", "draft_tensor_parallel_size": 1}, "draft_tensor_parallel_size"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_name(config: Mapping[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        EngineConfig(speculative_config=json.dumps(config))
