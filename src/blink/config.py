@@ -9,21 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blink.errors import ConfigError
+from blink.message_formats import CALL_FORMATS, REASONING_FORMATS
 from blink.speculation import Speculation, read_speculation
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
-# By vLLM's names, beside auto (blink.text.message.formats).
-_CALL_FORMATS = (
-    "apertus cohere_command3 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots functiongemma gemma4 "
-    "gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hunyuan_a13b hy_v3 hy_v4 inkling internlm jamba "
-    "k2_horizon kimi_k2 kimi_k3 lfm2 llama3_json llama4_pythonic longcat mimo minicpm5 minimax minimax_m2 minimax_m3 "
-    "mistral olmo3 openai phi4_mini_json plamo3 pythonic qwen3_coder seed_oss step3 step5 xlam"
-)
-_REASONING_FORMATS = (
-    "cohere_command3", "deepseek_r1", "deepseek_v4", "ernie45", "gemma4", "glm45", "granite", "granite_thinking_parser",
-    "hunyuan_a13b", "hy_v4", "inkling", "k2_horizon", "kimi_k2", "kimi_k3", "minimax_m2_append_think", "minimax_m3",
-    "mistral", "nemotron_v3", "openai_gptoss", "plamo3", "qwen3", "seed_oss", "step3p5",
-)  # fmt: skip
 FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
 MAX_TPOT_TARGET_MS = 10_000  # as csrc/region/layout.h has it
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
@@ -291,12 +280,12 @@ class FrontendConfig:
     tool_call_parser: str = option(
         "auto",
         "how the model writes tool calls; auto: as its chat template says",
-        choices=("auto", *_CALL_FORMATS.split()),
+        choices=("auto", *CALL_FORMATS.split()),
     )
     reasoning_parser: str = option(
         "auto",
         "how the model marks its reasoning, which then is apart from the answer; auto: as its chat template says",
-        choices=("auto", "none", *_REASONING_FORMATS),
+        choices=("auto", "none", *REASONING_FORMATS),
     )
     engine_timeout: float = option(3.0, "seconds without engine heartbeat after which open requests fail")
     shutdown_timeout: float = option(30.0, "seconds to finish open requests after SIGTERM")

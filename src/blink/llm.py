@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blink.errors import BadRequestError, EngineUnavailableError, OverloadedError
+from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
@@ -325,24 +325,13 @@ class LLM(PoolingCalls, Absent):
         waiting = list(reversed(sequences))
         try:
             while waiting or self._table.num_open:  # also what an interrupt has kept from being noted
-                self._submit(waiting, call)
+                call.submit(waiting)
                 self._wait()
                 self._table.drain()
                 if call.error is not None:
                     raise call.error
         finally:
             call.cancel("abort")
-
-    def _submit(self, waiting: list[PlannedSequence], call: Call) -> None:
-        while waiting:
-            try:
-                call.submitted.append(self._table.submit(call, waiting[-1]))
-            except OverloadedError:
-                # Those of an interrupted call may still be leaving.
-                if not self._client.stats().get("worker_sequences"):
-                    raise
-                return
-            waiting.pop()
 
     def _wait(self) -> None:
         select.select([self._client], [], [], TICK_SECONDS)

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from blink.api.anthropic.write import MessageReply
-from blink.api.endpoints import ENDPOINTS, Writing
+from blink.api.endpoint import Writing
+from blink.api.endpoints import ENDPOINTS
 from blink.api.openai.choices import ChoicesReply
 from blink.api.openai.responses.write import ResponseReply
 from blink.api.serving.reply import Reply
 from blink.api.serving.session import Session
+from blink.api.serving.stream import Encoder
 from blink.text.generation import Generation
 
 
@@ -43,9 +45,15 @@ class PlayedGeneration(ABC):
     def _steps(self) -> Iterator[None]:
         """Add the tokens of one step after the other."""
 
+    def encoder(self) -> Encoder:
+        """Return what writes a stream."""
+        stream = self._writing.stream
+        assert stream is not None
+        return stream(self._reply, self._session)
+
     def stream(self) -> list[dict[str, Any]]:
         """Return the JSON of all events."""
-        encoder = self._writing.stream(self._reply, self._session)
+        encoder = self.encoder()
         data = b"".join([encoder.encode(self.generation) for _ in self._steps()]) + encoder.encode_end(None)
         lines = [line[6:] for line in data.splitlines() if line.startswith(b"data: ") and line != b"data: [DONE]"]
         return [json.loads(line) for line in lines]

@@ -337,7 +337,7 @@ def test_an_answer_without_text_has_no_blocks() -> None:
 
 def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     played = play("x", id="msg_9")
-    data = played._writing.stream(played._reply, played._session).encode_end(BlinkError("It broke."))
+    data = played.encoder().encode_end(BlinkError("It broke."))
     assert data.startswith(b"event: error\ndata: ") and data.endswith(b"\n\n")
     error = {"type": "api_error", "message": "It broke."}
     assert json.loads(data.split(b"data: ")[1]) == {"type": "error", "error": error, "request_id": "req_9"}

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from blink.api.endpoints import ENDPOINTS, Endpoint, Writing
+from blink.api.endpoint import Endpoint, Writing
+from blink.api.endpoints import ENDPOINTS
 from blink.api.serving.body import Body
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.reply import Reply

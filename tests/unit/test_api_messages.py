@@ -232,8 +232,7 @@ def test_a_response_that_is_cut_is_incomplete(tokenizer: Tokenizer) -> None:
 
 def test_a_response_that_fails_ends_with_an_error_event(tokenizer: Tokenizer) -> None:
     play = Play(tokenizer, "x", echo=ECHO)
-    encoder = play._writing.stream(play._reply, play._session)
-    data = encoder.encode_end(BlinkError("It broke."))
+    data = play.encoder().encode_end(BlinkError("It broke."))
     assert data.startswith(b"event: error\ndata: ")
     event = json.loads(data.split(b"data: ")[1])
     assert (event["type"], event["message"], event["sequence_number"]) == ("error", "It broke.", 0)

@@ -16,7 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.endpoints import ENDPOINTS, Endpoint, error_writer_of
+from blink.api.endpoint import Endpoint
+from blink.api.endpoints import ENDPOINTS, error_writer_of
 from blink.api.http.bodies import check_content_type
 from blink.api.http.errors import bug_response, error_response, http_error_response, install_error_responses
 from blink.api.llama_cpp.routes import llama_cpp_routes

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
 
-from blink.api.endpoints import Endpoint, Writing
+from blink.api.endpoint import Endpoint, Writing
 from blink.api.http.bodies import Bodies, check_content_type
 from blink.api.http.clients import flow_of, owner_of, salt_of
 from blink.api.http.http1 import find_writer, writer_of

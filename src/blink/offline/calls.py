@@ -10,7 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from blink.errors import BlinkError
+from blink.errors import BlinkError, OverloadedError
+from blink.request.planner import PlannedSequence
 from blink.request.source import Source
 from blink.request.table import SequenceTable
 from blink.sampling_params import RequestOutputKind, SamplingParams
@@ -41,6 +42,22 @@ class Call:
         self.error: BlinkError | None = None
         self._table = table
         self._progress = progress
+
+    def submit(self, waiting: list[PlannedSequence]) -> None:
+        """Give the engine the last of these sequences, as many as it takes, and take them off the list.
+
+        Raises:
+            OverloadedError: the engine takes none, and has none of this client's that could leave.
+        """
+        while waiting:
+            try:
+                self.submitted.append(self._table.submit(self, waiting[-1]))
+            except OverloadedError:
+                # Those of an interrupted call may still be leaving.
+                if not self._table.client.stats().get("worker_sequences"):
+                    raise
+                return
+            waiting.pop()
 
     def note_change(self, generation: Generation) -> None:
         """Move the progress bar when a sequence has ended."""

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from blink.api.openai.field_checks import check_lengths, check_printable
 from blink.api.openai.functions import with_tools
 from blink.api.openai.prediction import PredictionBody
 from blink.api.openai.structured import ResponseFormat, StructuredOutputsBody
@@ -28,7 +29,6 @@ from blink.api.openai.unsupported import reject_unsupported
 from blink.api.serving.body import MAX_ID_CHARS, Body
 from blink.errors import BadRequestError
 from blink.request.planner import Rendering
-from blink.sampling_params import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS, MAX_STOPS
 from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
 from blink.text.template import ChatTemplate
@@ -37,33 +37,6 @@ from blink.text.template import ChatTemplate
 TokenIds = Annotated[list[StrictInt], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Message = dict[str, Any]
-_MAX_LENGTHS = {
-    "stop": MAX_STOPS,
-    "stop_token_ids": MAX_STOP_TOKENS // 2,
-    "logit_bias": MAX_LOGIT_BIASES,
-    "bad_words": MAX_LOGIT_BIASES,
-    "allowed_token_ids": MAX_ALLOWED_TOKENS,
-    "logprob_token_ids": MAX_LOGPROBS,
-}
-
-
-def _check_lengths(fields: Mapping[str, Any]) -> None:
-    """Refuse long lists before each of their items is checked."""
-    for name, limit in _MAX_LENGTHS.items():
-        value = fields.get(name)
-        if isinstance(value, list | dict) and len(value) > limit:
-            raise BadRequestError(f"{name} must be at most {limit} entries, got {len(value)}.", name)
-
-
-def check_printable(text: str) -> str:
-    """Refuse a request's id that would not be one line of a log.
-
-    Raises:
-        BadRequestError: it would not.
-    """
-    if not text.isprintable():
-        raise BadRequestError("request_id must hold printable characters only.", "request_id")
-    return text
 
 
 class StreamOptions(BaseModel):
@@ -120,7 +93,7 @@ class GenerationBody(Body):
     def _reject_unsupported(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
             reject_unsupported(fields)
-            _check_lengths(fields)
+            check_lengths(fields)
         return fields
 
     @property

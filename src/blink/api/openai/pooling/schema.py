@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, StrictInt, model_validator
 
-from blink.api.openai.schema import Prompt, Texts, TokenIds, check_printable, list_prompts
+from blink.api.openai.field_checks import check_printable
+from blink.api.openai.schema import Prompt, Texts, TokenIds, list_prompts
 from blink.api.serving.body import MAX_ID_CHARS, Body
 from blink.errors import BadRequestError
 from blink.request.vectors import PoolingParams, pair_up
