@@ -68,6 +68,27 @@ BODIES: dict[str, dict[str, Any]] = {
         **{"tool_choice": {"type": "function", "function": {"name": "f"}}, "metadata": {"a": "b"}},
         **{"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
     },
+    "/v1/chat/completions/batch": {
+        **{"messages": [_CHAT[-1:], _CHAT[-1:]], "max_tokens": 1, "logprobs": True, "top_logprobs": 1, "seed": 3},
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": _SCHEMA}},
+    },
+    "/v1/chat/completions/render": {"messages": _CHAT, "max_tokens": 1, "tools": _TOOLS, "temperature": 0.5},
+    "/v1/completions/render": {
+        "prompt": ["Hi", "Ho"],
+        "max_tokens": 1,
+        "stop": ["a"],
+        "logit_bias": {"3": 1},
+        "bad_words": ["x"],
+    },
+    "/v1/embeddings": {
+        **{"input": ["Hi", "Ho"], "encoding_format": "base64", "dimensions": 2, "truncate_prompt_tokens": 3},
+        **{"user": "u", "priority": 0, "add_special_tokens": True},
+    },
+    "/v1/rerank": {
+        **{"query": "Hi", "documents": ["Ho", {"text": "Hu"}], "top_n": 1, "return_documents": True},
+        "truncate_prompt_tokens": -1,
+    },
+    "/v1/score": {"text_1": ["Hi"], "text_2": ["Ho", "Hu"], "truncate_prompt_tokens": -1},
     "/invocations": {
         **{"messages": _CHAT[-1:], "max_tokens": 1},
         "response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": _SCHEMA}},

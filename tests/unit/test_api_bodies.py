@@ -18,9 +18,11 @@ from blink.api.reading import read_body
 from blink.api.serving.parsed_request import Bounds
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
+from blink.region.layout import Task
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.json_weight import MAX_JSON_DEPTH, weigh_json
-from fake_engine import ENGINE, FakeServer
+from fake_engine import ENGINE, FakeEngine, FakeServer
+from pooling_engine import PoolingEngine
 from rich_bodies import BODIES, places_in, with_value
 from small_tokenizer import MODEL, with_names
 
@@ -30,6 +32,12 @@ HI = [{"role": "user", "content": "Hi"}]
 SOUND: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi", "max_tokens": 1},
     "/v1/chat/completions": {"messages": HI, "max_tokens": 1},
+    "/v1/chat/completions/batch": {"messages": [HI], "max_tokens": 1},
+    "/v1/chat/completions/render": {"messages": HI, "max_tokens": 1},
+    "/v1/completions/render": {"prompt": "Hi", "max_tokens": 1},
+    "/v1/embeddings": {"input": "Hi"},
+    "/v1/rerank": {"query": "Hi", "documents": ["Ho"]},
+    "/v1/score": {"text_1": "Hi", "text_2": "Ho"},
     "/invocations": {"prompt": "Hi", "max_tokens": 1},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 1},
     "/v1/responses/input_tokens": {"input": "Hi"},
@@ -109,10 +117,20 @@ def assets() -> ModelAssets:
 
 
 @pytest.fixture(scope="module")
-def server(assets: ModelAssets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
-    server = FakeServer(CONFIG, assets, tmp_path_factory.mktemp("metrics"))
-    yield server
-    server.close()
+def servers(assets: ModelAssets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Task, FakeServer]]:
+    engines = {Task.GENERATE: FakeEngine(), **{task: PoolingEngine(task) for task in (Task.EMBED, Task.SCORE)}}
+    made = {task: FakeServer(CONFIG, assets, tmp_path_factory.mktemp("m"), engine) for task, engine in engines.items()}
+    yield made
+    for server in made.values():
+        server.close()
+
+
+@pytest.fixture
+def server(servers: dict[Task, FakeServer], request: pytest.FixtureRequest) -> FakeServer:
+    """A server of a model that is for what the endpoint of a test's `path` does."""
+    path = request.node.callspec.params.get("path") if hasattr(request.node, "callspec") else None
+    writing = BY_PATH[path].writing if path else None
+    return servers[Task.GENERATE if writing is None else writing.task]
 
 
 def main_field(path: str) -> str:

@@ -22,7 +22,7 @@ NEVER = -math.inf
 def generations_of(*tokens: tuple[int, int]) -> list[Generation]:
     """Sequences with so many tokens of output and so many of the prompt from the cache."""
     return [
-        cast(Generation, SimpleNamespace(num_tokens=new, cached_tokens=cached, reasoning_tokens=2))
+        cast(Generation, SimpleNamespace(num_tokens=new, cached_tokens=cached, reasoning_tokens=2, predicted=(1, 0)))
         for new, cached in tokens
     ]
 
@@ -34,7 +34,8 @@ def prompts_of(*lengths: int) -> list[Prompt]:
 def test_a_prompt_counts_once_with_the_cache_hits_of_its_first_choice() -> None:
     usage = usage_of(prompts_of(40, 70), generations_of((5, 16), (6, 32), (7, 32), (1, 64), (2, 64), (3, 64)), 3)
     assert usage["prompt_tokens_details"] == {"cached_tokens": 16 + 64}
-    assert usage["completion_tokens_details"] == {"reasoning_tokens": 6 * 2}
+    details = {"reasoning_tokens": 6 * 2, "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 0}
+    assert usage["completion_tokens_details"] == details
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (110, 24, 134)
 
 

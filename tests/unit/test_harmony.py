@@ -330,7 +330,7 @@ def test_all_instructions_reach_the_developers_message(assets: ModelAssets) -> N
         {"role": "system", "content": "Three."},
     ]
     assert "<|start|>developer<|message|>One.\n\nTwo.\n\nThree.<|end|><|start|>user" in render(assets, talk)
-    with pytest.raises(BadRequestError, match="no role 'function'"):
+    with pytest.raises(BadRequestError, match="a result without a call"):  # as OpenAI's older form has it
         render(assets, [*MESSAGES, {"role": "function", "content": "4"}])
     assert "developer" not in render(assets, [{"role": "system", "content": ""}, *MESSAGES])
 

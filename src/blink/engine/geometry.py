@@ -114,7 +114,6 @@ def build_geometry(
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
     """
     max_blocks = _count_max_blocks(max_model_len, config.block_size, num_blocks)
-    pooling = pooling or {}
     values: dict[str, int] = {
         "arena_bytes": _arena_bytes(config, max_model_len, max_blocks),
         "max_num_seqs": config.max_num_seqs,
@@ -137,9 +136,8 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    rows = _row_sizes(config, max_model_len)
-    queues = _queue_sizes(config, pooling.get("vector_width", 0), rows["max_rows"])
-    values |= rows | queues | dict(windows or {}) | dict(pooling) | _times(config)
+    values |= dict(windows or {}) | dict(pooling or {}) | _times(config) | _row_sizes(config, max_model_len)
+    values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     for name, value in values.items():
         geometry[name] = value
     _set_graphs(geometry, config)

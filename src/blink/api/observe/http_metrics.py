@@ -18,6 +18,8 @@ _HANDLERS = {
         "/v1/completions", "/completions", "/v1/chat/completions", "/chat/completions", "/invocations",
         "/v1/responses", "/responses", "/v1/responses/input_tokens", f"{_RESPONSE}/cancel", "/v1/messages",
         "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/api/show", "/completion", "/infill",
+        "/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render", "/v1/embeddings",
+        "/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
         "/apply-template", "/tokenize", "/detokenize", "/reset_prefix_cache", "none",
     ),
     "GET": (

@@ -26,7 +26,7 @@ from blink.text.prompt import Prompt, prepare_prompts_now
 def answer_render_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: RegionInfo) -> ParsedRequest:
     """Answer with the tokens of a conversation and the parameters by which its answer would be sampled."""
     [rendered] = _render(body, read_chat(body, assets, bounds, engine), "chatcmpl", assets, engine)
-    return ParsedRequest(model=body.model, answer=orjson.dumps(rendered))
+    return ParsedRequest(model=body.model, answer=orjson.dumps(rendered, option=orjson.OPT_NON_STR_KEYS))
 
 
 def answer_render_completion(
@@ -34,7 +34,7 @@ def answer_render_completion(
 ) -> ParsedRequest:
     """Answer with the same of each prompt of a completion."""
     rendered = _render(body, read_completion(body, assets, bounds, engine), "cmpl", assets, engine)
-    return ParsedRequest(model=body.model, answer=orjson.dumps(rendered))
+    return ParsedRequest(model=body.model, answer=orjson.dumps(rendered, option=orjson.OPT_NON_STR_KEYS))
 
 
 def _render(

@@ -150,8 +150,8 @@ BLINK_RARE_FN StepTotals choose_drafts(Env& env, State& s, const StepTotals& tot
 BLINK_FN void follow_source(const State& s, Sequence& q, int32_t token) {
   uint32_t& source = q.drafting.source;
   if (source == 0) return;
-  const bool goes_on = has_token(s, q, source - 1, q.num_tokens) && token_at(s, q, source - 1) == token;
-  source = goes_on ? source + 1 : 0;
+  const bool is_same = has_token(s, q, source - 1, q.num_tokens) && token_at(s, q, source - 1) == token;
+  source = is_same ? source + 1 : 0;
 }
 
 // Learn from a draft of which so many tokens were accepted.
