@@ -24,7 +24,8 @@ constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kBlockHashBytes = 16;
 constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, whatever the engine's is
 constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
-// CqeTag::rank's low bits of a kToken that is the predicted one; n more: it is not, and n predicted tokens were given up there.
+// CqeTag::rank's low bits of a kToken that is the predicted one; n more: it is not, and n predicted tokens were given
+// up there.
 constexpr uint32_t kAcceptedRank = 1;
 constexpr uint32_t kPredictedBits = 5;
 constexpr uint32_t kMaxToldPreemptions = 7;
@@ -258,8 +259,8 @@ struct CqeTag {
   FIELD(uint8_t, phase);  // 0 or 1
   FIELD(CqeKind, kind);
   FIELD(FinishReason, finish_reason);
-  // Of a kTopLogprob. Of a kToken: kPredictedBits for its request's prediction, and above them how often the sequence was
-  // preempted since its last token, up to kMaxToldPreemptions. Of a kFinished: the latter.
+  // Of a kTopLogprob. Of a kToken: kPredictedBits for its request's prediction, and above them how often the sequence
+  // was preempted since its last token, up to kMaxToldPreemptions. Of a kFinished: the latter.
   FIELD(uint8_t, rank);
 };
 BLINK_FN uint32_t tag_word(CqeTag tag) { return __builtin_bit_cast(uint32_t, tag); }
