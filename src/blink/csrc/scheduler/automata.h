@@ -40,12 +40,15 @@ BLINK_RARE_FN bool has_automaton_room(const State& s, const Sequence& q) {
   return is_here;
 }
 
+// Whether an entry of a row leads nowhere else than to a state, to a call or to none. Without branches: most words of
+// an automaton are two of them.
+BLINK_FN bool valid_entry(const AutomatonHeader& h, uint32_t entry) {
+  return bool((entry < num_states(h)) | (entry == kDeadEntry) | (entry - kCallEntry < h.num_calls));
+}
+
 // Whether a word of an automaton leads out of none of its tables.
 BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at, uint32_t word) {
   const uint32_t low = word & 0xffff, high = word >> 16;
-  const auto valid_entry = [&](uint32_t entry) {
-    return entry < num_states(h) || entry == kDeadEntry || (entry >= kCallEntry && entry - kCallEntry < h.num_calls);
-  };
   const auto all_bytes = [&](uint32_t mask, uint32_t most) {
     bool valid = true;
     for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & mask) <= most;
@@ -53,21 +56,21 @@ BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayo
   };
   if (at >= l.traits) return all_bytes(kNeedOfTrait, kMaxNeed);
   if (at >= l.patterns) return all_bytes(0xff, kNoMappedEntry);
-  if (at >= l.single) return valid_entry(low);  // classes are compared only
+  if (at >= l.single) return valid_entry(h, low);  // classes are compared only
   if (at >= l.sparse) {
     const uint32_t part = (at - l.sparse) / 4 % 4;
-    return part == 3 || (valid_entry(low) && (part == 2 || valid_entry(high)));
+    return part == 3 || (valid_entry(h, low) && (part == 2 || valid_entry(h, high)));
   }
   if (at >= l.mapped) {
     const bool has_pattern = (at - l.mapped) % sizeof(MappedRow) == 0;
-    return (has_pattern ? low < h.num_patterns : valid_entry(low)) && valid_entry(high);
+    return (has_pattern ? low < h.num_patterns : valid_entry(h, low)) && valid_entry(h, high);
   }
   if (at < l.calls) return all_bytes(0xff, h.num_classes - 1u);
   if (at < l.full) {
     const uint32_t mark = h.start & kMark;
     return (low & ~mark) < num_states(h) && (high & ~mark) < num_states(h);
   }
-  return valid_entry(low) && valid_entry(high);
+  return valid_entry(h, low) && valid_entry(h, high);
 }
 
 struct alignas(16) AutomatonQuad {
@@ -81,6 +84,13 @@ constexpr uint32_t kQuadsInFlight = 8;
 BLINK_FN uint32_t count_bad_words(const AutomatonHeader& h, const AutomatonLayout& l, uint32_t at,
                                   const AutomatonQuad& quad) {
   uint32_t bad = 0;
+  if (at >= l.full && at + sizeof(AutomatonQuad) <= l.mapped) {
+    for (uint32_t n = 0; n < 4; n++) {
+      const uint32_t word = quad.words[n];
+      bad += !(valid_entry(h, word & 0xffff) & valid_entry(h, word >> 16));
+    }
+    return bad;
+  }
   for (uint32_t n = 0; n < 4; n++) bad += !valid_automaton_word(h, l, at + 4 * n, quad.words[n]);
   return bad;
 }
