@@ -22,7 +22,12 @@ from model_specs import attention_of, make_attention, make_spec
 
 _PACKAGE = Path(blink.__file__).parent
 # What else has such names: parsers of texts and their flags, tokenizers, templates, and grammars of replies.
-_OTHER_PLACES = (_PACKAGE / "models" / "families", _PACKAGE / "text", _PACKAGE / "grammar", _PACKAGE / "config.py")
+_OTHER_PLACES = (
+    _PACKAGE / "models" / "families",
+    _PACKAGE / "text",
+    _PACKAGE / "grammar",
+    _PACKAGE / "message_formats.py",
+)
 _OTHER_WORDS = {"opt", "seed"}  # of orjson's flags, and of sampling
 _SCALINGS = {"Llama3Scaling"}  # named so in config.json of any family
 MIXTURE = MoeMlp(experts=8, size=48, router=Router(top_k=3))
