@@ -7,12 +7,10 @@ Medians. The default is a context of 8,192 tokens in the sizes of GLM-4.7-Flash,
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
+from recurrent_layers import time_graph
 
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
@@ -47,24 +45,6 @@ def make_batch(num_rows: int, context: int) -> Batch:
     for word in (Header.NUM_ROWS, Header.NUM_TOKENS, Header.NUM_DECODE_ROWS):
         batch.header[word] = num_rows
     return batch
-
-
-def time_graph(calls: Sequence[Callable[[], Any]], repeats: int = 15) -> float:
-    """Return the median microseconds of a call, of all replayed one after the other."""
-    calls[0]()
-    torch.cuda.synchronize()
-    graph, times = torch.cuda.CUDAGraph(), list[float]()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    for _ in range(repeats + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(times[2:])
 
 
 def time_decode(name: str, num_rows: int, context: int, dtype: torch.dtype) -> None:

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import pytest
 import torch
 from torch import Tensor
 
+from attention_batch import Rows, make_attention_batch
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
@@ -23,8 +23,6 @@ gpu_tiles = pytest.importorskip("blink.kernels.gpu.attention.tiles")
 gpu_work = pytest.importorskip("blink.kernels.gpu.attention.work")
 
 MAX_LEN = 1024
-Rows = list[tuple[int, int]]
-
 DECODE: Rows = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 700)]
 MIXED: Rows = [(1, 40), (1, 600), (7, 7), (33, 530), (2, 16), (70, 71)]
 
@@ -43,27 +41,8 @@ def _few_programs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None
 
 def make_batch(rows: Rows, block_size: int, *, max_tokens: int, max_rows: int) -> Batch:
     """Make a CPU batch of rows (queries, context length) on shuffled blocks; unused table entries point nowhere."""
-    max_blocks = MAX_LEN // block_size
-    batch = Batch.allocate(
-        max_tokens=max_tokens, max_rows=max_rows, num_slots=16, max_blocks=max_blocks, max_model_len=MAX_LEN
-    )
-    batch.block_tables.fill_(10**8)
-    batch.row_slots.fill_(10**8)
-    batch.context_lens.fill_(10**8)
-    blocks = random.Random(3).sample(range(num_blocks(rows, block_size)), num_blocks(rows, block_size))
-    slots = random.Random(4).sample(range(16), len(rows))
-    batch.query_starts.fill_(sum(count for count, _ in rows))
-    batch.query_starts[0] = 0
-    for row, (count, length) in enumerate(rows):
-        used = -(-length // block_size)
-        batch.block_tables[slots[row], :used] = torch.tensor([blocks.pop() for _ in range(used)], dtype=torch.int32)
-        batch.row_slots[row] = slots[row]
-        batch.context_lens[row] = length
-        batch.query_starts[row + 1] = batch.query_starts[row] + count
-    batch.header[Header.NUM_ROWS] = len(rows)
-    batch.header[Header.NUM_TOKENS] = batch.query_starts[len(rows)]
-    batch.header[Header.NUM_DECODE_ROWS] = sum(count == 1 for count, _ in rows)
-    return batch
+    sizes = {"block_size": block_size, "num_blocks": num_blocks(rows, block_size), "max_len": MAX_LEN}
+    return make_attention_batch(rows, **sizes, max_tokens=max_tokens, max_rows=max_rows)
 
 
 def num_blocks(rows: Rows, block_size: int) -> int:

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 
 import torch
 from torch import Tensor
 
+from attention_batch import Rows, make_attention_batch
 from blink.formats.fp8 import FP8
-from blink.kernels.batch import Batch, Header
+from blink.kernels.batch import Batch
 from blink.kernels.operands import UNSCALED, Expansion, KvScales, LatentSizes
 
 BLOCK_SIZE, MAX_LEN, NUM_BLOCKS = 16, 512, 40
-Rows = list[tuple[int, int]]  # queries and context of each
 
 DECODE: Rows = [(1, 1), (1, 15), (1, 16), (1, 70), (1, 150)]
 MIXED: Rows = [(1, 40), (1, 110), (7, 7), (9, 60), (2, 16)]
@@ -22,32 +21,8 @@ MIXED: Rows = [(1, 40), (1, 110), (7, 7), (9, 60), (2, 16)]
 
 def make_latent_batch(rows: Rows, *, max_tokens: int, max_rows: int) -> Batch:
     """Return a batch on shuffled blocks; what no row has points nowhere."""
-    batch = Batch.allocate(
-        max_tokens=max_tokens,
-        max_rows=max_rows,
-        num_slots=16,
-        max_blocks=MAX_LEN // BLOCK_SIZE,
-        max_model_len=MAX_LEN,
-    )
-    batch.block_tables.fill_(10**8)
-    batch.row_slots.fill_(10**8)
-    batch.context_lens.fill_(10**8)
-    blocks, slots = (
-        random.Random(3).sample(range(NUM_BLOCKS), NUM_BLOCKS),
-        random.Random(4).sample(range(16), len(rows)),
-    )
-    batch.query_starts.fill_(sum(count for count, _ in rows))
-    batch.query_starts[0] = 0
-    for row, (count, length) in enumerate(rows):
-        used = -(-length // BLOCK_SIZE)
-        batch.block_tables[slots[row], :used] = torch.tensor([blocks.pop() for _ in range(used)], dtype=torch.int32)
-        batch.row_slots[row] = slots[row]
-        batch.context_lens[row] = length
-        batch.query_starts[row + 1] = batch.query_starts[row] + count
-    batch.header[Header.NUM_ROWS] = len(rows)
-    batch.header[Header.NUM_TOKENS] = batch.query_starts[len(rows)]
-    batch.header[Header.NUM_DECODE_ROWS] = sum(count == 1 for count, _ in rows)
-    return batch
+    sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_len": MAX_LEN}
+    return make_attention_batch(rows, **sizes, max_tokens=max_tokens, max_rows=max_rows)
 
 
 def draw_expansion(sizes: LatentSizes, nope: int, value: int) -> Expansion:
