@@ -38,6 +38,7 @@ CONTROLS: Final = {
 FAKE_GAP_MS: Final = 5.0
 _FAKE_EVENTS: Final = 40
 _FAKE_RATE: Final = 16.0
+_UNTIL_STOPPED: Final = 0.5
 _STOP_SECONDS: Final = {STOP_ENGINE: 10.0, STOP_FRONTEND: 2.0}  # a frontend is started again after 3 s of silence
 
 
@@ -131,18 +132,20 @@ def measure_case(case: Case, number: int, setting: Setting) -> dict[str, Any]:
 def _measure_server(case: Case, number: int, setting: Setting, neighbours: Neighbours, plan: Plan) -> dict[str, Any]:
     requests = setting.workloads[case.run].plan(list(setting.rates).index(case.rate), number)
     watch = None if setting.trace is None else _watch_steps(setting.trace)
-    waiting = [neighbours.go] if plan.kind == STOP else []
+    stops = list[float]()
 
     def begin_stop(_: Progress) -> None:
-        while waiting:
-            waiting.pop()()
+        if plan.kind == STOP and not stops:
+            neighbours.go()
+            stops.append(time.monotonic())
 
     pressure, began = read_pressure(), time.monotonic()
     measurement = measure(setting.endpoint, requests, on_progress=begin_stop)
     seconds, after = time.monotonic() - began, read_pressure()
     found = summarise(measurement)
-    if plan.kind == STOP:
-        found |= {"stopped_seconds": plan.seconds, "tokens_while_stopped": _count_between(measurement, plan.seconds)}
+    if stops:
+        tokens = _count_after(measurement, stops[0], plan.seconds)
+        found |= {"stopped_seconds": plan.seconds, "tokens_while_stopped": tokens}
     if watch:
         found["trace"] = _summarise_trace(watch)
     if pressure is None or after is None:
@@ -150,10 +153,11 @@ def _measure_server(case: Case, number: int, setting: Setting, neighbours: Neigh
     return {**found, "seconds": seconds, "psi_cpu_some": [pressure, after], "psi_share": (after - pressure) / seconds}
 
 
-def _count_between(measurement: Measurement, seconds: float) -> int:
-    """Count the tokens while a process was stopped: the load's first report, 0.5 s after its start, begins that."""
+def _count_after(measurement: Measurement, stop: float, seconds: float) -> int:
+    """Count the tokens while a process was stopped: within `seconds` of the order, but for the time until it acts."""
+    first = stop - measurement.start
     times = [when for record in measurement.records for when in record.times]
-    return sum(0.75 < when < 0.5 + seconds for when in times)
+    return sum(first + _UNTIL_STOPPED < when < first + seconds for when in times)
 
 
 def summarise(measurement: Measurement) -> dict[str, Any]:

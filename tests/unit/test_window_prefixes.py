@@ -36,7 +36,7 @@ def test_no_query_sees_what_lies_behind_its_window(name: str, tmp_path: Path) ->
 
 def run_driver(decoder: object, *, has_windows: bool) -> Driver:
     driver = Driver(decoder, has_windows=has_windows)  # type: ignore[arg-type]
-    for prompt in make_prompts()[2:7]:
+    for prompt in make_prompts()[1:6]:
         driver.add(prompt, NUM_NEW, {Param.NUM_LOGPROBS: 0})
     driver.run(max_chunk=24)
     return driver

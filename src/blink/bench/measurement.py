@@ -30,6 +30,7 @@ class Measurement:
     loop_lags: array[float]  # seconds
     usage: Usage
     seconds: float  # between the two readings of the usage
+    start: float = 0.0  # by the monotonic clock: what the times of records count from
 
     def split(self) -> dict[str, Measurement]:
         """Return the parts to report by the names of their classes: "" where all requests are of one."""
@@ -83,7 +84,7 @@ def measure(
             client.join()
     records = sorted((record for result in results for record in result.records), key=lambda record: record.index)
     lags = array("d", (lag for result in results for lag in result.loop_lags))
-    return Measurement(records, lags, usage, seconds)
+    return Measurement(records, lags, usage, seconds, began + _HEAD_START)
 
 
 def _gather(pipes: list[Pipe], on_progress: Callable[[Progress], None]) -> list[ClientResult]:

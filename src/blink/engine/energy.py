@@ -16,7 +16,7 @@ from blink.region.memory import Region
 
 logger = logging.getLogger("blink.engine")
 
-_INTERVAL: Final = 1.0  # seconds between two looks
+_INTERVAL: Final = 5.0  # seconds between two looks, each of which takes the driver some milliseconds
 _WINDOW: Final = 60.0  # seconds over which joules per token are a mean
 
 
@@ -34,7 +34,7 @@ class EnergyReport:
         self._past: deque[tuple[float, float, int]] = deque()  # seconds, joules, generated tokens
 
     def look(self, now: float) -> None:
-        """Write what is true at `now` (seconds), once a second; call it now and then."""
+        """Write what is true at `now` (seconds), every few seconds; call it now and then."""
         if self._gpu is None or (self._past and now - self._past[-1][0] < _INTERVAL):
             return
         try:
