@@ -6,6 +6,7 @@ A skip for a reason that is not in tests/skips.txt fails the run.
 
 from __future__ import annotations
 
+import gc
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 # An example takes as long as a busy machine lets it.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+gc.disable()  # until all is collected: little of that is garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +53,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupSc
     from group_scheduling import GroupScheduling  # with pytest-xdist, which single processes do without
 
     return GroupScheduling(config, log)
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage look through what modules and tests are made of, which takes a second."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries complain of what is left at the end
 
 
 @pytest.hookimpl(tryfirst=True)

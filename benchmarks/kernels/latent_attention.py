@@ -14,6 +14,7 @@ from recurrent_layers import time_graph
 
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Header
+from blink.kernels.gpu.latent.kernels import KERNELS
 from blink.kernels.latent import latent_attention, plan_latent_attention
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LatentSizes
@@ -57,7 +58,7 @@ def time_decode(name: str, num_rows: int, context: int, dtype: torch.dtype) -> N
     shape = 1, num_blocks, _BLOCK_SIZE, 1, kept
     caches = [LayerCache(torch.randn(shape, device="cuda", dtype=torch.bfloat16).to(dtype)) for _ in range(layers)]
     query = torch.randn(num_rows, sizes.heads, kept, device="cuda", dtype=torch.bfloat16)
-    plan = plan_latent_attention(batch, num_rows, num_rows, sizes, caches[0], torch.bfloat16)
+    plan = plan_latent_attention(KERNELS, batch, num_rows, num_rows, sizes, caches[0], torch.bfloat16)
     steps = [partial(latent_attention, query, cache, plan, 0.07) for cache in caches]
     half = num_blocks // 2
     copies = [partial(cache.keys[half : 2 * half].copy_, cache.keys[:half]) for cache in caches]

@@ -18,9 +18,8 @@ from blink.kernels.operands import LATENT_EPS, UNSCALED, Expansion, KvScales, La
 from latent_rows import DECODE, MIXED, Rows, attend_expanded, draw_expansion, make_cells, make_latent_batch, move
 from triton_interpreter import IS_INTERPRETED, large
 
-gpu_attend = pytest.importorskip("blink.kernels.gpu.latent.attend")
+gpu_kernels = pytest.importorskip("blink.kernels.gpu.latent.kernels")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.latent.plan")
-gpu_store = pytest.importorskip("blink.kernels.gpu.latent.store")
 
 FLASH, SMALL, LITE = LatentSizes(20, 512, 64), LatentSizes(4, 32, 8), LatentSizes(16, 512, 64)
 KIMI, DEEPSEEK = LatentSizes(64, 512, 64), LatentSizes(128, 512, 64)
@@ -60,10 +59,10 @@ def check(
         dtype
     )
     on_device, cache = move(batch, device), LayerCache(poisoned.to(device))
-    plan = gpu_plan.plan_latent_attention(on_device, len(query), len(rows) + padding, sizes, cache, dtype)
+    attend = gpu_kernels.KERNELS.plan(on_device, len(query), len(rows) + padding, sizes, cache, dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
-        found = gpu_attend.attend(absorbed.to(device), cache, plan, sizes, scale, kv_scales or UNSCALED)
+        found = attend(absorbed.to(device), cache, scale, kv_scales or UNSCALED)
         values = latent.expand(found.cpu().float(), expansion)
         torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance)
 
@@ -110,7 +109,7 @@ def store(device: torch.device, sizes: LatentSizes, dtype: torch.dtype, kv_scale
     rest = (LATENT_EPS, kv_scales or UNSCALED)
     expected = cpu.absorb_and_store(*operands, expected_cache, expansion, *rest)
     on_device = Expansion(*(part.to(device) for part in expansion))
-    found = gpu_store.absorb_and_store(*(each.to(device) for each in operands), found_cache, on_device, *rest)
+    found = gpu_kernels.KERNELS.store(*(each.to(device) for each in operands), found_cache, on_device, *rest)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
     cells_tolerance = tolerance if kv_scales is None else 0.07  # a step of FP8
@@ -143,8 +142,7 @@ def test_a_graph_serves_every_batch(device: torch.device) -> None:
     cache, query = LayerCache(cells), torch.randn(4, 4, 40, device=device)
 
     def run(batch: Batch) -> Tensor:
-        plan = gpu_plan.plan_latent_attention(batch, 4, 4, SMALL, cache, torch.float32)
-        return gpu_attend.attend(query, cache, plan, SMALL, 0.1, UNSCALED)
+        return gpu_kernels.KERNELS.plan(batch, 4, 4, SMALL, cache, torch.float32)(query, cache, 0.1, UNSCALED)
 
     expected = run(second)
     run(first)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compilation of the native test programs, once per session, and the depth of random tests."""
+"""Compilation of the native test programs, once for all processes of a run, and the depth of random tests."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import hashlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -44,18 +46,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     """Return compile(source, *flags): build one of this folder's programs and return its path."""
-    folder = tmp_path_factory.mktemp("native")
-    built: dict[tuple[str, ...], Path] = {}
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native"  # of all processes of a run
+    folder.mkdir(exist_ok=True)
 
     def compile_source(source: str, *flags: str) -> Path:
-        key = (source, *flags)
-        if key not in built:
-            target = folder / f"{Path(source).stem}-{len(built)}"
-            command = ["g++", *_FLAGS, *flags, str(_HERE / source), "-o", str(target)]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            built[key] = target
-        return built[key]
+        digest = hashlib.sha256("\0".join((source, *flags)).encode()).hexdigest()
+        target = folder / f"{Path(source).stem}-{digest[:16]}"
+        with target.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process may compile it now
+            if not target.exists():
+                part = target.with_suffix(".part")
+                command = ["g++", *_FLAGS, *flags, str(_HERE / source), "-o", str(part)]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                assert done.returncode == 0, done.stderr
+                part.rename(target)
+        return target
 
     return compile_source
 

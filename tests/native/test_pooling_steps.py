@@ -82,10 +82,11 @@ def test_short_prompts_of_two_frontends_share_steps() -> None:
         check_empty(h)
 
 
-def test_vectors_wait_for_a_frontend_that_does_not_read() -> None:
+@pytest.mark.parametrize("length", [20, 4], ids=["one end a step", "two ends a step"])
+def test_vectors_wait_for_a_frontend_that_does_not_read(length: int) -> None:
     with pooling(small_config(max_num_seqs=2), cq_entries=16) as h:
         pair, inbox = h.frontend(), Inbox()
-        prompts = [make_prompt(20, salt) for salt in range(6)]
+        prompts = [make_prompt(length, salt) for salt in range(6)]
         sequences = [ask(h, pair, prompt) for prompt in prompts]
         for _ in range(40):
             h.step()

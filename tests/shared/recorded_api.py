@@ -17,9 +17,10 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -132,39 +133,35 @@ class _PlainCompilation:
 
 
 class RecordedServers:
-    """One server of each kind that the cases name."""
+    """One server of each kind that the cases name, from when it is asked first."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         plain = FrontendConfig(
             model=replace(MODEL, served_model_name=("m",)), region="test-recorded", max_tokenize_chars=199
         )
-        harmony = replace(plain.model, model=str(write_harmony_model(folder / "harmony")))
-        self._servers = {
-            "plain": self._open(plain),
-            "tools": self._open(replace(plain, tool_call_parser="hermes", reasoning_parser="deepseek_r1")),
-            "harmony": self._open(replace(plain, model=harmony)),
-            "bare": self._open(
-                replace(plain, page=False, enable_auto_tool_choice=False, model=ModelConfig(model=MODEL.model))
-            ),
-            "guarded": self._open(
-                replace(
-                    plain,
-                    api_key=("secret",),
-                    max_body_bytes=1000,
-                    allowed_origins=("https://a.example",),
-                    enable_request_id_headers=True,
-                )
-            ),
-            "coder": self._open(plain, is_coder=True),
-            "away": self._open(plain),
-            "full": self._open(plain),
-            "embeds": self._open_pooling(plain, Task.EMBED),
-            "scores": self._open_pooling(plain, Task.SCORE),
+        guarded = replace(
+            plain,
+            api_key=("secret",),
+            max_body_bytes=1000,
+            allowed_origins=("https://a.example",),
+            enable_request_id_headers=True,
+        )
+        tools = replace(plain, tool_call_parser="hermes", reasoning_parser="deepseek_r1")
+        bare = replace(plain, page=False, enable_auto_tool_choice=False, model=ModelConfig(model=MODEL.model))
+        self._openers: dict[str, Callable[[], FakeServer]] = {
+            "plain": partial(self._open, plain),
+            "tools": partial(self._open, tools),
+            "harmony": partial(self._open_harmony, plain),
+            "bare": partial(self._open, bare),
+            "guarded": partial(self._open, guarded),
+            "coder": partial(self._open, plain, is_coder=True),
+            "away": partial(self._open, plain, ready=False, unavailable_reason="the engine is not running"),
+            "full": partial(self._open, plain, refusal=OverloadedError("The queue is full.")),
+            "embeds": partial(self._open_pooling, plain, Task.EMBED),
+            "scores": partial(self._open_pooling, plain, Task.SCORE),
         }
-        away = self._servers["away"].engine
-        away.ready, away.unavailable_reason = False, "the engine is not running"
-        self._servers["full"].engine.refusal = OverloadedError("The queue is full.")
+        self._servers: dict[str, FakeServer] = {}
 
     def close(self) -> None:
         """End what the servers have begun."""
@@ -173,7 +170,9 @@ class RecordedServers:
 
     async def answer(self, case: Case) -> dict[str, Any]:
         """Return the answer to a request, as it is recorded."""
-        server = self._servers[case.server]
+        server = self._servers.get(case.server)
+        if server is None:
+            server = self._servers[case.server] = self._openers[case.server]()
         cast(ScriptedEngine | PoolingEngine, server.engine).say(case.replies)
         headers = {"Content-Type": "application/json", **case.headers} if case.content else case.headers
         with patch.object(secrets, "token_hex", _counted_ids()):
@@ -188,13 +187,18 @@ class RecordedServers:
         kept = {name: value for name, value in response.headers.items() if name not in _VARYING}
         return {"status": response.status_code, "headers": kept, "body": body}
 
-    def _open(self, config: FrontendConfig, *, is_coder: bool = False) -> FakeServer:
+    def _open(self, config: FrontendConfig, *, is_coder: bool = False, **state: Any) -> FakeServer:
         assets = load_assets(config)
         if is_coder:
             assets = replace(assets, tokenizer=with_names(assets.tokenizer, _FILL_IN))
         server = FakeServer(config, assets, Path(mkdtemp(dir=self._folder)), ScriptedEngine(assets))
         server.service.planner = Planner(assets, cast(Compilation, _PlainCompilation()))
+        vars(server.engine).update(state)
         return server
+
+    def _open_harmony(self, config: FrontendConfig) -> FakeServer:
+        model = str(write_harmony_model(self._folder / "harmony"))
+        return self._open(replace(config, model=replace(config.model, model=model)))
 
     def _open_pooling(self, config: FrontendConfig, task: Task) -> FakeServer:
         return FakeServer(config, load_assets(config), Path(mkdtemp(dir=self._folder)), PoolingEngine(task))

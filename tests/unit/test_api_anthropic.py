@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,9 +35,9 @@ def assets() -> ModelAssets:
     return load_assets(CONFIG)
 
 
-@pytest.fixture
-def server(assets: ModelAssets, tmp_path: Path) -> Iterator[FakeServer]:
-    server = FakeServer(CONFIG, assets, tmp_path)
+@pytest.fixture(scope="module")
+def server(assets: ModelAssets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    server = FakeServer(CONFIG, assets, tmp_path_factory.mktemp("anthropic"))
     yield server
     server.close()
 
@@ -215,7 +214,7 @@ def test_lengths_are_told_in_the_words_that_clients_look_for(server: FakeServer)
     assert refusal_of(server, messages=long)["message"].endswith(" tokens > 2048 maximum")
 
 
-def test_errors_have_the_types_of_their_status(server: FakeServer) -> None:
+def test_errors_have_the_types_of_their_status(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal_of(server, model="other")["type"] == "not_found_error"
     assert refusal_of(server, system="x" * 30_000)["type"] == "request_too_large"
     assert refusal_of(server, PATH + "/batches")["type"] == "not_found_error"
@@ -223,7 +222,8 @@ def test_errors_have_the_types_of_their_status(server: FakeServer) -> None:
         response = server.post(PATH, {"messages": [USER], "max_tokens": 1}, headers=headers)
         assert (response.status_code, response.json()["error"]["type"]) == (401, "authentication_error")
     assert server.send("GET", PATH, headers=KEY).json()["error"]["type"] == "invalid_request_error"
-    server.engine.ready, server.engine.unavailable_reason = False, "it rests"
+    monkeypatch.setattr(server.engine, "ready", False)
+    monkeypatch.setattr(server.engine, "unavailable_reason", "it rests")
     response = server.post(PATH, {"messages": [USER], "max_tokens": 1}, headers=KEY)
     assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
 

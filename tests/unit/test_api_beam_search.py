@@ -71,6 +71,14 @@ def server(assets: ModelAssets, tmp_path: Path) -> Iterator[FakeServer]:
     server.close()
 
 
+@pytest.fixture(scope="module")
+def idle(assets: ModelAssets, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    """A server that all share who ask its engine for nothing."""
+    server = FakeServer(CONFIG, assets, tmp_path_factory.mktemp("idle"))
+    yield server
+    server.close()
+
+
 def find(prompt: list[int], assets: ModelAssets, **options: Any) -> list[Beam]:
     """Return what a search in this thread finds."""
 
@@ -172,10 +180,10 @@ def test_steps_have_the_class_and_the_salt_of_their_request(server: FakeServer) 
         ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
     ],
 )
-def test_what_a_search_does_not_do_is_refused_by_name(server: FakeServer, fields: dict[str, Any], param: str) -> None:
-    response = server.post(COMPLETIONS, BODY | fields)
+def test_what_a_search_does_not_do_is_refused_by_name(idle: FakeServer, fields: dict[str, Any], param: str) -> None:
+    response = idle.post(COMPLETIONS, BODY | fields)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-    assert server.engine.submitted == []
+    assert idle.engine.submitted == []
 
 
 def test_fields_that_ask_for_nothing_do_not_hinder_a_search(server: FakeServer) -> None:

@@ -25,20 +25,31 @@ CONFIG = FrontendConfig(model=MODEL, region="test-pooling")
 ASSETS = functools.cache(load_assets)
 
 
-def serve(task: Task, folder: Any) -> Iterator[FakeServer]:
-    server = FakeServer(CONFIG, ASSETS(CONFIG), folder, PoolingEngine(task))
-    yield server
-    server.close()
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Task, FakeServer]]:
+    servers = {
+        task: FakeServer(CONFIG, ASSETS(CONFIG), tmp_path_factory.mktemp(task.name), PoolingEngine(task))
+        for task in (Task.EMBED, Task.SCORE)
+    }
+    yield servers
+    for server in servers.values():
+        server.close()
 
 
 @pytest.fixture
-def embedder(tmp_path: Any) -> Iterator[FakeServer]:
-    yield from serve(Task.EMBED, tmp_path)
+def embedder(servers: dict[Task, FakeServer]) -> FakeServer:
+    return begin_anew(servers[Task.EMBED])
 
 
 @pytest.fixture
-def scorer(tmp_path: Any) -> Iterator[FakeServer]:
-    yield from serve(Task.SCORE, tmp_path)
+def scorer(servers: dict[Task, FakeServer]) -> FakeServer:
+    return begin_anew(servers[Task.SCORE])
+
+
+def begin_anew(server: FakeServer) -> FakeServer:
+    assert isinstance(server.engine, PoolingEngine)
+    server.engine.say(())
+    return server
 
 
 def embedding_of(length: int, dimensions: int = WIDTH) -> list[float]:
@@ -245,11 +256,12 @@ def test_bad_rankings_are_refused_by_their_field(
         (Task.SCORE, "/v1/completions", {"prompt": "x"}, "scores texts"),
     ],
 )
-def test_what_the_model_is_not_for_is_404(tmp_path: Any, task: Task, path: str, fields: Any, word: str) -> None:
-    for server in serve(task, tmp_path):
-        response = server.post(path, fields)
-        assert response.status_code == 404
-        assert word in response.json()["error"]["message"]
+def test_what_the_model_is_not_for_is_404(
+    servers: dict[Task, FakeServer], task: Task, path: str, fields: Any, word: str
+) -> None:
+    response = servers[task].post(path, fields)
+    assert response.status_code == 404
+    assert word in response.json()["error"]["message"]
 
 
 def test_a_model_that_generates_makes_no_embeddings(tmp_path: Any) -> None:
@@ -260,9 +272,10 @@ def test_a_model_that_generates_makes_no_embeddings(tmp_path: Any) -> None:
     server.close()
 
 
-def test_numbers_that_are_not_finite_are_the_servers_fault(embedder: FakeServer) -> None:
-    assert isinstance(embedder.engine, PoolingEngine)
-    embedder.engine.reason = FinishReason.ERROR
+def test_numbers_that_are_not_finite_are_the_servers_fault(
+    embedder: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedder.engine, "reason", FinishReason.ERROR)
     response = embedder.post("/v1/embeddings", {"input": "x"})
     assert response.status_code == 500
     assert "no finite numbers" in response.json()["error"]["message"]

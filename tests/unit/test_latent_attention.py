@@ -16,6 +16,7 @@ from blink.errors import ConfigError
 from blink.formats.base import plain
 from blink.formats.fp8 import FP8
 from blink.kernels import latent
+from blink.kernels.cpu.latent import KERNELS
 from blink.kernels.cpu.rotary import rotate
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LATENT_EPS, UNSCALED, KvScales, LatentSizes
@@ -46,7 +47,7 @@ def test_rows_of_all_lengths_attend_to_their_latents(rows: Rows, kv_scales: KvSc
     absorbed = torch.einsum("thn,hnr->thr", query[..., :NOPE], expansion.keys)
     cache = LayerCache(held.float().nan_to_num(100.0).to(dtype))
     sizes = len(query), len(rows) + padding
-    plan = latent.plan_latent_attention(batch, *sizes, SIZES, cache, torch.float32)
+    plan = latent.plan_latent_attention(KERNELS, batch, *sizes, SIZES, cache, torch.float32)
     whole = torch.cat((absorbed, query[..., NOPE:]), dim=2)
     found = latent.expand(latent.latent_attention(whole, cache, plan, scale, scales), expansion)
     expected = attend_expanded(query[:count], batch, rows, cells, expansion, scale)
@@ -62,7 +63,7 @@ def test_a_token_keeps_its_normalised_latent_and_its_rotated_key(kv_scales: KvSc
     cache, expansion = LayerCache(cells), draw_expansion(SIZES, NOPE, VALUE)
     query, kept = torch.randn(3, SIZES.heads, NOPE + SIZES.rope), torch.randn(3, SIZES.rank + SIZES.rope)
     rotation, slots = torch.rand(3, SIZES.rope), torch.tensor([20, -1, 5], dtype=torch.int32)
-    found = latent.absorb_and_store(query, kept, rotation, slots, cache, expansion, kv_scales)
+    found = latent.absorb_and_store(KERNELS, query, kept, rotation, slots, cache, expansion, kv_scales)
     latents, keys = kept.split([SIZES.rank, SIZES.rope], dim=1)
     rate = torch.rsqrt(latents.square().mean(1, keepdim=True) + LATENT_EPS)
     wanted = torch.cat((latents * rate * expansion.norm, rotate(keys[:, None], rotation)[:, 0]), dim=1)

@@ -40,6 +40,18 @@ def test_each_test_runs_where_it_is_to_run(tmp_path: Path, monkeypatch: pytest.M
     assert ran == [(("tests/unit/b.py",), ""), (("tests/gpu/a.py",), "1"), (("tests/unit/wrong.py",), "")]
 
 
+def test_random_tests_run_in_a_tree(tmp_path: Path) -> None:
+    """Those of Hypothesis, which refuses settings that it does not know: each mutant would look caught."""
+    root, copy = tmp_path / "root", tmp_path / "copy"
+    (root / "tests").mkdir(parents=True)
+    copy.mkdir()
+    text = (
+        "from hypothesis import given, strategies as st\n\n@given(st.booleans())\ndef test_it(value):\n    assert value"
+    )
+    (root / "tests" / "test_it.py").write_text(f"{text} in (True, False)\n")
+    assert Tree(root, copy).test(("tests/test_it.py",))[0] == 0
+
+
 def test_names_are_told_apart() -> None:
     assert [name for name, count in Counter(mutant.name for mutant in MUTANTS).items() if count > 1] == []
 

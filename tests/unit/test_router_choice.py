@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.kernels.cpu import router as cpu
 from blink.kernels.moe import moe
 from blink.kernels.router import choose_experts
 from blink.models.mlps import DenseMlp, MoeMlp, Router
@@ -55,7 +56,9 @@ def draw(router: Router, tokens: int = 40) -> tuple[Tensor, Tensor]:
 def test_experts_and_weights_are_those_of_the_rule(options: dict[str, Any]) -> None:
     router = Router(top_k=3, **options)
     logits, bias = draw(router)
-    ranks, weights = choose_experts(logits, router, bias if router.has_bias else None, torch.bfloat16)
+    ranks, weights = choose_experts(
+        cpu.choose_experts, logits, router, bias if router.has_bias else None, torch.bfloat16
+    )
     for token, row in enumerate(logits.tolist()):
         wanted = choose_plainly(row, bias.tolist(), router)
         order = ranks[token].argsort(descending=True)[:3].tolist()
@@ -68,7 +71,7 @@ def test_experts_and_weights_are_those_of_the_rule(options: dict[str, Any]) -> N
 def test_the_bias_is_for_the_choice_alone() -> None:
     router = Router(top_k=1, score="sigmoid", has_bias=True)
     bias = torch.tensor([0.0, 5.0, 0.0])
-    ranks, weights = choose_experts(torch.zeros(1, 3), router, bias, torch.float32)
+    ranks, weights = choose_experts(cpu.choose_experts, torch.zeros(1, 3), router, bias, torch.float32)
     assert ranks.argmax() == 1
     assert weights.tolist() == [[0.5]]
 
@@ -78,7 +81,7 @@ def test_results_of_experts_are_summed_by_the_weights(name: str) -> None:
     router = Router(top_k=3, **ROUTERS[name])
     logits, bias = draw(router, tokens=7)
     x, gate_up, down = torch.randn(7, 8), torch.randn(16, 12, 8), torch.randn(16, 8, 6)
-    ranks, weights = choose_experts(logits, router, bias, torch.float32)
+    ranks, weights = choose_experts(cpu.choose_experts, logits, router, bias, torch.float32)
     found = moe(x, ranks, gate_up, down, top_k=3, renormalize=router.renormalize, weights=weights)
     for token, row in enumerate(logits.tolist()):
         expected = torch.zeros(8)

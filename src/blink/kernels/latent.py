@@ -13,16 +13,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
-from blink.kernels.cpu import attention as cpu_attention
-from blink.kernels.cpu import latent as cpu
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LATENT_EPS, UNSCALED, Expansion, KvScales, LatentSizes
+
+AttendLatents = Callable[[Tensor, LayerCache, float, KvScales], Tensor]  # the kernel of latent_attention()
+
+
+class PlanLatents(Protocol):
+    """Prepares the attention of one step."""
+
+    def __call__(
+        self, batch: Batch, num_tokens: int, num_rows: int, sizes: LatentSizes, cache: LayerCache, dtype: torch.dtype
+    ) -> AttendLatents:
+        """Return what attends in every layer of a step of so many tokens and rows; dtype: of queries."""
+        ...
+
+
+class StoreLatents(Protocol):
+    """Writes what tokens keep."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        kept: Tensor,
+        rotation: Tensor,
+        kv_slots: Tensor,
+        cache: LayerCache,
+        expansion: Expansion,
+        eps: float,
+        kv_scales: KvScales,
+    ) -> Tensor:
+        """Compute absorb_and_store(); eps: of the norm of latents."""
+        ...
+
+
+class LatentKernels(NamedTuple):
+    """A device's kernels of latent attention."""
+
+    plan: PlanLatents
+    store: StoreLatents
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +66,24 @@ class LatentPlan:
     """How one step's queries meet the cache; the same for every layer."""
 
     num_tokens: int
-    attend: Callable[[Tensor, LayerCache, float, KvScales], Tensor]
+    attend: AttendLatents
 
 
 def plan_latent_attention(
-    batch: Batch, num_tokens: int, num_rows: int, sizes: LatentSizes, cache: LayerCache, dtype: torch.dtype
+    kernels: LatentKernels,
+    batch: Batch,
+    num_tokens: int,
+    num_rows: int,
+    sizes: LatentSizes,
+    cache: LayerCache,
+    dtype: torch.dtype,
 ) -> LatentPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included; dtype: of queries."""
-    if cache.device.type == "cuda":
-        from blink.kernels.gpu.latent import attend, plan
-
-        planned = plan.plan_latent_attention(batch, num_tokens, num_rows, sizes, cache, dtype)
-        return LatentPlan(num_tokens, lambda query, cache, *rest: attend.attend(query, cache, planned, sizes, *rest))
-    groups = cpu_attention.plan_attention(batch, num_tokens, cache.block_size, dtype)
-    return LatentPlan(num_tokens, lambda query, cache, *rest: cpu.attend(query, cache, groups, sizes.rank, *rest))
+    return LatentPlan(num_tokens, kernels.plan(batch, num_tokens, num_rows, sizes, cache, dtype))
 
 
 def absorb_and_store(
+    kernels: LatentKernels,
     query: Tensor,
     kept: Tensor,
     rotation: Tensor,
@@ -65,11 +102,7 @@ def absorb_and_store(
     assert kept.shape == (query.shape[0], rank + rope) and cache.head_dim == rank + rope and cache.kv_heads == 1
     assert query.shape[1:] == (expansion.keys.shape[0], expansion.keys.shape[1] + rope)
     assert cache.dtype in (query.dtype, FP8)
-    if query.is_cuda:
-        from blink.kernels.gpu.latent import store as gpu
-
-        return gpu.absorb_and_store(query, kept, rotation, kv_slots, cache, expansion, LATENT_EPS, kv_scales)
-    return cpu.absorb_and_store(query, kept, rotation, kv_slots, cache, expansion, LATENT_EPS, kv_scales)
+    return kernels.store(query, kept, rotation, kv_slots, cache, expansion, LATENT_EPS, kv_scales)
 
 
 def latent_attention(

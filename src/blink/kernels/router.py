@@ -11,12 +11,11 @@ The bias is for the choice alone, as "Auxiliary-loss-free load balancing" (https
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
-
-from blink.kernels.cpu import router as cpu
 
 if TYPE_CHECKING:
     from blink.models.mlps import Router
@@ -31,12 +30,14 @@ class Chosen(NamedTuple):
     weights: Tensor  # float32 [tokens, top_k]
 
 
-def choose_experts(logits: Tensor, router: Router, bias: Tensor | None, dtype: torch.dtype) -> Chosen:
+# A device's kernel, of logits, router, bias and the type of ranks. Returns ranks and weights.
+ChooseKernel = Callable[[Tensor, "Router", "Tensor | None", torch.dtype], tuple[Tensor, Tensor]]
+
+
+def choose_experts(
+    kernel: ChooseKernel, logits: Tensor, router: Router, bias: Tensor | None, dtype: torch.dtype
+) -> Chosen:
     """Return the experts of each token; logits: float32 [tokens, experts]; bias: float32 [experts]; dtype: of ranks."""
     assert logits.dtype == torch.float32 and logits.is_contiguous()
     assert (bias is not None) == router.has_bias
-    if logits.is_cuda:
-        from blink.kernels.gpu.moe import router as gpu
-
-        return Chosen(*gpu.choose_experts(logits, router, bias, dtype))
-    return Chosen(*cpu.choose_experts(logits, router, bias, dtype))
+    return Chosen(*kernel(logits, router, bias, dtype))

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blink.kernels.cpu import delta_rule, mamba
+from blink.kernels.cpu import delta_rule, latent, mamba
 from blink.kernels.cpu.layer_inputs import join_inputs
+from blink.kernels.cpu.router import choose_experts
 from blink.kernels.cpu.snapshots import copy_states
 from blink.kernels.moe import moe
 from blink.models.layer_weights import MoeWeights
@@ -42,7 +43,7 @@ class CpuCode:
 
     def __init__(self) -> None:
         self.device = CpuDevice()
-        self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts})
+        self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts}, choose_experts, latent.KERNELS)
         self.attentions = {}
         self.recurrences = {DELTA_RULE: delta_rule.advance, MAMBA_RULE: mamba.advance}
         self.copy_states, self.join_inputs = copy_states, join_inputs

@@ -6,8 +6,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
 from blink.kernels.gpu.moe import permuted_experts
+from blink.kernels.gpu.moe.router import choose_experts
 from blink.kernels.gpu.recurrent import decode as delta_decode
 from blink.kernels.gpu.recurrent import mamba, snapshots
 from blink.kernels.gpu.recurrent import prefill as delta_prefill
@@ -55,7 +57,8 @@ class GpuCode:
 
     def __init__(self) -> None:
         self.device = GpuDevice()
-        self.kernels = Kernels.of(self.device, {PERMUTED: _place_experts, GATHERED: mix_experts})
+        mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
+        self.kernels = Kernels.of(self.device, mixtures, choose_experts, latent.KERNELS)
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
         self.recurrences = {DELTA_DECODE: delta_decode.decode, DELTA_CHUNKS: delta_prefill.prefill}
         self.recurrences |= {MAMBA_SCAN: mamba.advance}

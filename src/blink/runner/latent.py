@@ -34,7 +34,7 @@ def prepare_latents(step: Step) -> Callable[[Tensor, int], Tensor]:
         query = _project_queries(step, projected, mixer, mixer.latent, index)
         kept = projected[:, -mixer.latent.kept :]
         rotation, slots = rotations[model.table_of[index]], batch.kv_slots[:tokens]
-        query = absorb_and_store(query, kept, rotation, slots, cache, weights.expansion, scales)
+        query = absorb_and_store(step.kernels.latent, query, kept, rotation, slots, cache, weights.expansion, scales)
         attended = latent_attention(query, cache, plans[_sizes_of(mixer)], mixer.scale, scales)
         return expand(attended, weights.expansion)
 
@@ -61,7 +61,8 @@ def _plan_sizes(step: Step) -> dict[LatentSizes, LatentPlan]:
         if mixer is not None and mixer.latent is not None and _sizes_of(mixer) not in found:
             sizes, cache = _sizes_of(mixer), step.kv_cache[index]
             counts = step.bucket.tokens, step.bucket.rows
-            found[sizes] = plan_latent_attention(step.batch, *counts, sizes, cache, step.model.dtype)
+            kernels, dtype = step.kernels.latent, step.model.dtype
+            found[sizes] = plan_latent_attention(kernels, step.batch, *counts, sizes, cache, dtype)
     return found
 
 

@@ -112,7 +112,8 @@ class NormKernels(Stream):
         if mlp.spec.scales_inputs:  # the one expert of a token then has the weight 1
             hidden = hidden * logits.amax(-1, keepdim=True).sigmoid()
         if not mlp.spec.router.is_plain:
-            logits, weights = choose_experts(logits, mlp.spec.router, mlp.choice_bias, hidden.dtype)
+            choose = self._step.kernels.choose
+            logits, weights = choose_experts(choose, logits, mlp.spec.router, mlp.choice_bias, hidden.dtype)
         return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens, weights)
 
     def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
+from blink.kernels.latent import LatentKernels
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.matmul import GatedMatmul, Matmul
+from blink.kernels.router import ChooseKernel
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import MoeWeights
 from blink.models.spec import ModelSpec
@@ -24,18 +26,22 @@ MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None"], 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """A device's kernels by the names that plans call them."""
+    """A device's kernels: by the names that plans call them, or those that serve all plans."""
 
     matmuls: Mapping[str, Matmul]
     gated: Mapping[str, GatedMatmul]
     mixtures: Mapping[str, MixtureKernel]
+    choose: ChooseKernel  # experts, where their largest logits do not say it
+    latent: LatentKernels
 
     @classmethod
-    def of(cls, device: Device, mixtures: Mapping[str, MixtureKernel]) -> Kernels:
+    def of(
+        cls, device: Device, mixtures: Mapping[str, MixtureKernel], choose: ChooseKernel, latent: LatentKernels
+    ) -> Kernels:
         """Name a device's kernels."""
         matmuls = {kernel.name: kernel for kernels in device.matmuls.values() for kernel in kernels}
         gated = {kernel.name: kernel for kernels in device.gated.values() for kernel in kernels}
-        return cls(matmuls, gated, mixtures)
+        return cls(matmuls, gated, mixtures, choose, latent)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.formats.fp8 import FP8
-from blink.kernels.cpu.attention import CpuAttentionPlan, RowGroup, gather
+from blink.kernels.batch import Batch
+from blink.kernels.cpu.attention import CpuAttentionPlan, RowGroup, gather, plan_attention
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.cpu.rotary import rotate, round_cells
+from blink.kernels.latent import AttendLatents, LatentKernels
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import Expansion, KvScales
+from blink.kernels.operands import Expansion, KvScales, LatentSizes
 
 
 def absorb_and_store(
@@ -41,6 +43,19 @@ def _store(kept: Tensor, kv_slots: Tensor, cache: LayerCache, kv_scales: KvScale
     if cache.dtype == FP8:
         kept, cells = round_cells(kept, kv_scales.key), cells.view(torch.uint8)
     cells.view(-1, cache.head_dim).index_copy_(0, places, kept)
+
+
+def plan_latents(
+    batch: Batch,
+    num_tokens: int,
+    num_rows: int,  # noqa: ARG001
+    sizes: LatentSizes,
+    cache: LayerCache,
+    dtype: torch.dtype,
+) -> AttendLatents:
+    """Group the rows of a step."""
+    groups = plan_attention(batch, num_tokens, cache.block_size, dtype)
+    return lambda query, cache, scale, kv_scales: attend(query, cache, groups, sizes.rank, scale, kv_scales)
 
 
 def attend(
@@ -82,3 +97,6 @@ def _attend_long(query: Tensor, kept: Tensor, rank: int, group: RowGroup, scale:
         for head in query.unbind(1)
     ]
     return torch.stack(heads, dim=1)
+
+
+KERNELS = LatentKernels(plan_latents, absorb_and_store)
