@@ -32,7 +32,7 @@ _INTEGERS = (
     "n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority", "thinking_token_budget",
 )  # fmt: skip
 PLANNED_FIELDS = ("token_marks", "token_biases", "reasoning_limit", "reasoning_open", "reasoning_close")
-_NUMBERS = {int, float}  # nearly all are one of these, which is sooner seen
+_NUMBERS, _INTEGER_TYPES = {int, float}, {int, type(None)}  # nearly all are one of these, which is sooner seen
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
 
 
@@ -133,30 +133,33 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._fill_in()
-        _require(1 <= self.n <= MAX_CHOICES, "n", f"between 1 and {MAX_CHOICES}", self.n)
-        _require(self.max_tokens is None or self.max_tokens >= 0, "max_tokens", "at least 0", self.max_tokens)
-        _require(
-            self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens),
-            "min_tokens",
-            "between 0 and max_tokens",
-            self.min_tokens,
-        )
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise _wrong("n", f"between 1 and {MAX_CHOICES}", self.n)
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise _wrong("max_tokens", "at least 0", self.max_tokens)
+        if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
+            raise _wrong("min_tokens", "between 0 and max_tokens", self.min_tokens)
         for name, allowed in SAMPLING_RANGES.items():
-            if not allowed.holds(value := getattr(self, name)):
+            value = getattr(self, name)
+            if value != allowed.default and not allowed.holds(value):
                 raise BadRequestError(f"{name} must be in {allowed}, got {value}.", name)
         self._check_integer("top_k")
-        _require(self.seed is None or -(2**63) <= self.seed < 2**63, "seed", "a 64-bit integer", self.seed)
+        if self.seed is not None and not -(2**63) <= self.seed < 2**63:
+            raise _wrong("seed", "a 64-bit integer", self.seed)
         for name in ("logprobs", "prompt_logprobs"):
-            self._check_logprobs(name, getattr(self, name))
+            self._check_logprobs(name)
         self._check_tokens()
-        self._check_stops()
-        _require(-(2**31) <= self.priority < 2**31, "priority", "a 32-bit integer", self.priority)
-        self._check_tpot_target()
+        if stops := self.stops:
+            self._check_stops(stops)
+        if not -(2**31) <= self.priority < 2**31:
+            raise _wrong("priority", "a 32-bit integer", self.priority)
+        if self.tpot_target_ms is not None:
+            self._check_tpot_target(self.tpot_target_ms)
         if self.repetition_detection:
             raise BadRequestError("repetition_detection is not supported by this server.", "repetition_detection")
         budget = self.thinking_token_budget
-        rule = f"between 0 and {_MAX_BUDGET}, or -1 for any"
-        _require(budget is None or -1 <= budget <= _MAX_BUDGET, "thinking_token_budget", rule, budget)
+        if budget is not None and not -1 <= budget <= _MAX_BUDGET:
+            raise _wrong("thinking_token_budget", f"between 0 and {_MAX_BUDGET}, or -1 for any", budget)
 
     def clone(self) -> SamplingParams:
         """Return a copy that shares nothing with this one."""
@@ -175,7 +178,8 @@ class SamplingParams:
     def _fill_in(self) -> None:
         """Put in what values that mean the default stand for, and refuse those of another type."""
         for name in _INTEGERS:
-            self._check_integer(name)
+            if type(getattr(self, name)) not in _INTEGER_TYPES:
+                self._check_integer(name)
         for name in SAMPLING_RANGES:
             value = getattr(self, name)
             if type(value) not in _NUMBERS and (isinstance(value, bool) or not isinstance(value, Real)):
@@ -184,7 +188,8 @@ class SamplingParams:
         self.stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self.logit_bias = {} if self.logit_bias is None else self.logit_bias
         self.seed = None if self.seed == -1 else self.seed
-        self._read_named_logprobs()
+        if self.logprob_token_ids is not None:
+            self._read_named_logprobs(self.logprob_token_ids)
         if self.guided_decoding is not None:
             if self.structured_outputs not in (None, self.guided_decoding):
                 raise BadRequestError("Set either structured_outputs or guided_decoding.", "guided_decoding")
@@ -199,51 +204,60 @@ class SamplingParams:
         if value is not None and (isinstance(value, bool) or not hasattr(value, "__index__")):
             raise BadRequestError(f"{name} must be an integer, got {value!r}.", name)
 
-    def _check_logprobs(self, name: str, count: int | None) -> None:
+    def _check_logprobs(self, name: str) -> None:
+        count = getattr(self, name)
+        if count is None or 0 <= count <= MAX_LOGPROBS:
+            return
         if count == -1:
             raise BadRequestError(
                 f"{name} of -1 asks for the whole vocabulary: this server reports at most {MAX_LOGPROBS}.", name
             )
-        _require(count is None or 0 <= count <= MAX_LOGPROBS, name, f"between 0 and {MAX_LOGPROBS}", count)
+        raise _wrong(name, f"between 0 and {MAX_LOGPROBS}", count)
 
-    def _read_named_logprobs(self) -> None:
+    def _read_named_logprobs(self, token_ids: Sequence[int]) -> None:
         """Ask for one logprob for each token that is named."""
-        named, name = list(dict.fromkeys(self.logprob_token_ids or ())), "logprob_token_ids"
+        named, name = list(dict.fromkeys(token_ids)), "logprob_token_ids"
         if not named:
             self.logprob_token_ids = None
             return
-        _require(len(named) <= MAX_LOGPROBS, name, f"at most {MAX_LOGPROBS} ids", len(named))
-        _require(self.logprobs in (None, len(named)), "logprobs", f"the number of {name}, or none", self.logprobs)
+        if len(named) > MAX_LOGPROBS:
+            raise _wrong(name, f"at most {MAX_LOGPROBS} ids", len(named))
+        if self.logprobs not in (None, len(named)):
+            raise _wrong("logprobs", f"the number of {name}, or none", self.logprobs)
         self.logprob_token_ids, self.logprobs = named, len(named)
 
-    def _check_tpot_target(self) -> None:
-        target = self.tpot_target_ms
-        if target is None:
-            return
+    def _check_tpot_target(self, target: float) -> None:
         if isinstance(target, bool) or not isinstance(target, Real):
             raise BadRequestError(f"tpot_target_ms must be a number, got {target!r}.", "tpot_target_ms")
-        rule = f"0, or between 0.001 and {MAX_TPOT_TARGET_MS:g}"
-        _require(target == 0 or 0.001 <= target <= MAX_TPOT_TARGET_MS, "tpot_target_ms", rule, target)
+        if target != 0 and not 0.001 <= target <= MAX_TPOT_TARGET_MS:
+            raise _wrong("tpot_target_ms", f"0, or between 0.001 and {MAX_TPOT_TARGET_MS:g}", target)
 
     def _check_tokens(self) -> None:
-        _check_biases(self.logit_bias or {}, len(self.logprob_token_ids or ()))
-        stops, allowed = self.stop_token_ids or (), self.allowed_token_ids
-        most = MAX_STOP_TOKENS // 2
-        _require(len(stops) <= most, "stop_token_ids", f"at most {most} ids", len(stops))
-        _require(allowed is None or len(allowed) > 0, "allowed_token_ids", "one id or more", "none")
+        if self.logit_bias:
+            _check_biases(self.logit_bias, len(self.logprob_token_ids or ()))
+        stops, allowed, most = self.stop_token_ids or (), self.allowed_token_ids, MAX_STOP_TOKENS // 2
+        if len(stops) > most:
+            raise _wrong("stop_token_ids", f"at most {most} ids", len(stops))
+        if allowed is not None and not len(allowed):
+            raise _wrong("allowed_token_ids", "one id or more", "none")
         words = self.bad_words
-        if isinstance(words, str) or not all(isinstance(word, str) and word for word in words or ()):
+        if words is not None and (isinstance(words, str) or not all(isinstance(word, str) and word for word in words)):
             raise BadRequestError("bad_words must be a list of non-empty strings.", "bad_words")
         keep, interval = self.truncate_prompt_tokens, self.stream_interval
-        _require(keep is None or keep == -1 or keep >= 1, "truncate_prompt_tokens", "at least 1, or -1", keep)
-        _require(interval is None or interval >= 1, "stream_interval", "at least 1", interval)
+        if keep is not None and keep != -1 and keep < 1:
+            raise _wrong("truncate_prompt_tokens", "at least 1, or -1", keep)
+        if interval is not None and interval < 1:
+            raise _wrong("stream_interval", "at least 1", interval)
 
-    def _check_stops(self) -> None:
-        _require(all(self.stops), "stop", "non-empty strings", "")
-        _require(len(self.stops) <= MAX_STOPS, "stop", f"at most {MAX_STOPS} strings", len(self.stops))
-        stop_chars = sum(map(len, self.stops))
-        _require(stop_chars <= MAX_STOP_CHARS, "stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
-        if self.stops and not self.detokenize:
+    def _check_stops(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise _wrong("stop", "non-empty strings", "")
+        if len(stops) > MAX_STOPS:
+            raise _wrong("stop", f"at most {MAX_STOPS} strings", len(stops))
+        stop_chars = sum(map(len, stops))
+        if stop_chars > MAX_STOP_CHARS:
+            raise _wrong("stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
+        if not self.detokenize:
             raise BadRequestError("stop needs detokenize=True: stop strings are found in the text.", "stop")
 
     @property
@@ -257,6 +271,8 @@ class SamplingParams:
 
         A token may stand there more than once.
         """
+        if not (self.logit_bias or self.token_biases or self.logprob_token_ids):
+            return ()
         named = [(token, 0.0) for token in self.logprob_token_ids or ()]
         return [*named, *(self.logit_bias or {}).items(), *self.token_biases]
 
@@ -308,23 +324,27 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         most = MAX_LOGPROBS // 2  # a step looks at twice as many tokens
-        _require(1 <= self.beam_width <= most, "beam_width", f"between 1 and {most}", self.beam_width)
-        _require(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        if not 1 <= self.beam_width <= most:
+            raise _wrong("beam_width", f"between 1 and {most}", self.beam_width)
+        if self.max_tokens < 1:
+            raise _wrong("max_tokens", "at least 1", self.max_tokens)
         if self.structured_outputs is not None:
             raise BadRequestError("Beam search does not keep to structured_outputs.", "structured_outputs")
-        _require(self.temperature >= 0, "temperature", "at least 0", self.temperature)
-        rule = f"between -{_MAX_LENGTH_PENALTY} and {_MAX_LENGTH_PENALTY}"
-        _require(abs(self.length_penalty) <= _MAX_LENGTH_PENALTY, "length_penalty", rule, self.length_penalty)
+        if not self.temperature >= 0:
+            raise _wrong("temperature", "at least 0", self.temperature)
+        if not abs(self.length_penalty) <= _MAX_LENGTH_PENALTY:  # NaN is none
+            rule = f"between -{_MAX_LENGTH_PENALTY} and {_MAX_LENGTH_PENALTY}"
+            raise _wrong("length_penalty", rule, self.length_penalty)
 
 
 def _check_biases(biases: Mapping[int, float], num_named: int) -> None:
     most = MAX_LOGIT_BIASES - num_named
-    _require(len(biases) <= most, "logit_bias", f"at most {most} entries", len(biases))
+    if len(biases) > most:
+        raise _wrong("logit_bias", f"at most {most} entries", len(biases))
     for bias in biases.values():
-        rule = f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]"
-        _require(-MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS, "logit_bias", rule, bias)
+        if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            raise _wrong("logit_bias", f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]", bias)
 
 
-def _require(condition: bool, param: str, rule: str, value: object) -> None:
-    if not condition:
-        raise BadRequestError(f"{param} must be {rule}, got {value}.", param)
+def _wrong(param: str, rule: str, value: object) -> BadRequestError:
+    return BadRequestError(f"{param} must be {rule}, got {value}.", param)

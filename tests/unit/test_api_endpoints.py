@@ -40,7 +40,7 @@ class LimerickBody(Body):
     streamed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Limerick(Reply):
     """The form of a limerick."""
 

@@ -176,6 +176,8 @@ def test_small_bodies_go_before_large_ones_and_a_full_queue_is_said(
         ("completions", {"prompt": "a", "user": [[]] * 70_000}, "holds too much"),
         ("completions", {"prompt": "a", "user": [1] * 1_100_000}, "holds too much"),
         ("completions", {"prompt": [2**64 - 1]}, "out of vocabulary"),
+        ("completions", {"prompt": [5, -1, 6]}, "Token id -1 is out of vocabulary"),
+        ("completions", {"prompt": [5, ENGINE.vocab_size]}, f"Token id {ENGINE.vocab_size} is out of vocabulary"),
     ],
 )
 def test_what_is_too_much_is_refused_before_the_work(

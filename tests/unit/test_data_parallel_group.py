@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from blink.api.observe.metric_store import Worker
 from blink.api.observe.metrics import NUM_VALUES, MetricView, num_engines_of, num_values
+from blink.api.service import ApiService
 from blink.cli.replicas import deal_gpus, replica_configs, start_engines
 from blink.cli.serve import resolve_serve
 from blink.config import EngineConfig, FrontendConfig, ServeConfig
@@ -24,6 +26,7 @@ from blink.request.engine_tables import EngineTables, engine_of
 from blink.request.planner import PlannedSequence
 from blink.request.table import Observer
 from blink.sampling_params import SamplingParams
+from blink.text.assets import load_assets
 from blink.text.generation import Generation
 from blink.text.prompt import Prompt
 from blink.text.tokenizer import NoTokenizer
@@ -152,6 +155,20 @@ def test_a_group_keeps_the_limits_of_all_and_has_the_room_of_those_that_are_read
     assert group.info is None and not group.ready
     with pytest.raises(EngineUnavailableError, match="it is gone"):
         group.require_info()
+
+
+def test_bodies_are_measured_by_the_engine_of_now() -> None:
+    replica = Replica()
+    group = EngineGroup(cast(list[EngineClient], [replica]))
+    config = FrontendConfig()
+    service = ApiService(config, load_assets(config), cast(Any, SimpleNamespace(group=group)))
+    first = service.bounds_of(b"a")
+    assert first.engine == ENGINE and first.owner == b"a" and first.is_hurried
+    assert service.bounds_of(b"a") is first and service.bounds_of(b"b").owner == b"b"
+    replica.info = replace(ENGINE, max_model_len=ENGINE.max_model_len + 1)
+    assert service.bounds_of(b"a").engine == replica.info
+    service.is_draining = True
+    assert service.bounds_of(b"a").engine is None
 
 
 def test_statistics_add_up_except_for_what_describes_an_engine() -> None:

@@ -10,7 +10,6 @@ import asyncio
 import heapq
 import logging
 import pickle
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,18 +54,21 @@ class Reader:
         self._child: Child | None = None
 
     async def read(self, kind: str, data: bytearray, bounds: Bounds) -> ParsedRequest:
-        """Parse, check and tokenize a body. The bytes are this object's from then on.
+        """Parse, check and tokenize a body within hurried bounds. The bytes are this object's from then on.
 
         Raises:
             BlinkError: the request is refused, or too many large ones wait.
         """
         if is_light(data):
-            with suppress(HeavyRequestError):
-                return read_body(kind, data, self._assets, replace(bounds, is_hurried=True))
+            try:
+                return read_body(kind, data, self._assets, bounds)
+            except HeavyRequestError:
+                pass
         if len(self._jobs) >= _MAX_WAITING:
             raise OverloadedError("Too many large requests wait to be read. Retry later.")
         self._num_jobs += 1
-        job = _Job(len(data), self._num_jobs, kind, data, bounds, asyncio.get_running_loop().create_future())
+        patient, result = replace(bounds, is_hurried=False), asyncio.get_running_loop().create_future()
+        job = _Job(len(data), self._num_jobs, kind, data, patient, result)
         heapq.heappush(self._jobs, job)
         if self._work is None:
             self._work = asyncio.create_task(self._work_off())

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from blink.api.endpoints import ENDPOINTS
 from blink.api.http.errors import describe_validation
 from blink.api.http.json_body import parse_body
-from blink.api.serving.body import Body, own_errors
+from blink.api.serving.body import Body, own_error
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError, BlinkError, NotFoundError
 from blink.request.vectors import refusal_of
@@ -42,7 +42,7 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
     except BlinkError:
         raise
     except ValidationError as error:
-        raise describe_validation(error.errors(include_url=False, include_input=False)) from None
+        raise own_error(error) or describe_validation(error.errors(include_url=False, include_input=False)) from None
     except MemoryError:
         raise BadRequestError("The body takes too much memory to read.") from None
     except Exception as error:  # a fault of this server's, which this body alone brings about
@@ -53,19 +53,18 @@ def read_body(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: B
 
 def _read(kind: str, data: bytes | bytearray, assets: ModelAssets, bounds: Bounds) -> ParsedRequest:
     context = bounds.engine.max_model_len if bounds.engine is not None else 0
-    with own_errors():
-        body = _adapter_of(kind).validate_python(parse_body(data, context))
+    body = _adapter_of(kind).validate_python(parse_body(data, context))
     assert isinstance(body, Body)
     if bounds.engine is None:
         return ParsedRequest(model=body.model, has_engine=False)
-    if bounds.model_names:
+    if body.model and bounds.model_names:
         body.model = body.model_among(bounds.model_names)
-    if body.model and bounds.model_names and body.model not in bounds.model_names:
-        raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
-    writing = ENDPOINTS[kind].writing
-    if writing is not None and (refusal := refusal_of(writing.task, bounds.engine.task)):
+        if body.model and body.model not in bounds.model_names:
+            raise NotFoundError(f"The model `{body.model}` does not exist.", "model")
+    endpoint = ENDPOINTS[kind]
+    if endpoint.writing is not None and (refusal := refusal_of(endpoint.writing.task, bounds.engine.task)):
         raise NotFoundError(refusal)
-    return ENDPOINTS[kind].read(body, assets, bounds, bounds.engine)
+    return endpoint.read(body, assets, bounds, bounds.engine)
 
 
 @cache

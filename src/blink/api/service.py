@@ -6,8 +6,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -59,6 +58,7 @@ _REFUSALS: dict[type[BlinkError], str] = {
     ClientLimitError: "client_limit",
     EngineUnavailableError: "engine_unavailable",
 }
+_REFUSED = tuple(_REFUSALS)
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +84,7 @@ class ApiService:
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
         self.is_draining = False
+        self._bounds: dict[bytes, Bounds] = {}  # by the digest of an API key
 
     @property
     def engine(self) -> RegionInfo:
@@ -115,10 +116,15 @@ class ApiService:
         """Return the statistics of all engines together; nothing while there is no engine."""
         return self.poller.group.stats()
 
-    @property
-    def bounds(self) -> Bounds:
-        """Return what bodies are measured by now."""
+    def bounds_of(self, owner: bytes) -> Bounds:
+        """Return what the bodies of a key's owner are measured by now."""
         engine = self.poller.group.info if not self.is_draining else None
+        bounds = self._bounds.get(owner)
+        if bounds is None or bounds.engine is not engine:
+            bounds = self._bounds[owner] = self._make_bounds(owner, engine)
+        return bounds
+
+    def _make_bounds(self, owner: bytes, engine: RegionInfo | None) -> Bounds:
         names = self.config.model.served_model_name or ((engine.model,) if engine is not None else ())
         return Bounds(
             self.config.max_tokenize_chars,
@@ -130,6 +136,8 @@ class ApiService:
             always_has_usage=self.config.enable_force_include_usage,
             shows_times=self.config.enable_per_request_metrics,
             store=self.store_limits,
+            owner=owner,
+            is_hurried=True,
             trusts_templates=self.config.trust_request_chat_template,
         )
 
@@ -160,26 +168,24 @@ class ApiService:
         """Take a request's body off its connection and read it."""
         check_content_type(request, self.config.allowed_origins)
         writer = find_writer(request.scope)
-        bounds = replace(self.bounds, owner=owner_of(request.scope))
+        bounds = self.bounds_of(owner_of(request.scope))
         small = writer.take_body(min(LIGHT_BYTES, self.config.max_body_bytes)) if writer is not None else None
         if small is not None:
             return await self.reader.read(kind, small, bounds)
-        with self._counting_refusals():
+        try:
             async with self.bodies.take(request) as data:
                 return await self.reader.read(kind, data, bounds)
-
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        try:
-            yield
-        except (OverloadedError, ClientLimitError, EngineUnavailableError) as error:
-            self.poller.metrics.count_rejection(_REFUSALS[type(error)])
+        except _REFUSED as error:
+            self._count_refusal(error)
             raise
+
+    def _count_refusal(self, error: BlinkError) -> None:
+        self.poller.metrics.count_rejection(_REFUSALS[type(error)])
 
     async def _generate(self, parsed: ParsedRequest, writing: Writing, request: Request) -> Response:
         """Run a request and return its response, streamed or not."""
         tokenized = time.perf_counter()
-        with self._counting_refusals():
+        try:
             self.check_model(parsed.model)
             with writing.naming():
                 session, reply_id = await self._plan(parsed, writing.id_prefix, request)
@@ -198,6 +204,9 @@ class ApiService:
                     )
                 return session.start(lambda: EventStream(stream(open_reply(), session), session, writing.media_type))
             result = session.start(lambda: NonStreamingResult(writing.non_streaming(open_reply(), session)))
+        except _REFUSED as error:
+            self._count_refusal(error)
+            raise
         await result.wait(session, request.scope)
         return Response(result.body.encode(), media_type=_JSON)
 
@@ -228,20 +237,23 @@ class ApiService:
     async def _plan(self, parsed: ParsedRequest, id_prefix: str, request: Request) -> tuple[Session, str]:
         engine = self.require_engine()
         parsed.check_engine()
-        plan = await self._plan_sequences(parsed, engine, request)
+        client = _client_of(request)
+        plan = await self._plan_sequences(parsed, engine, request, client)
         reply_id = id_prefix + _request_id(parsed, request)
         if self.config.enable_log_requests:
             num_tokens = sum(prompt.num_tokens for prompt in plan.prompts)
             logger.info("request %s: %d prompt tokens, %s", reply_id, num_tokens, parsed.shown)
-        session = Session(self.poller, plan, writer_of(request.scope).received, flow_of(request.scope))
+        session = Session(self.poller, plan, writer_of(request.scope).received, client.flow)
         if self.config.enable_log_requests:
             session.on_end = partial(_log_end, reply_id, session)
         if self.tracer is not None:
             self.tracer.begin(session, request.headers, reply_id, self.model_name, parsed.params)
         return session, reply_id
 
-    async def _plan_sequences(self, parsed: ParsedRequest, engine: RegionInfo, request: Request) -> Plan:
-        rules, client = self._prompt_rules(parsed, request), _client_of(request)
+    async def _plan_sequences(
+        self, parsed: ParsedRequest, engine: RegionInfo, request: Request, client: Client
+    ) -> Plan:
+        rules = self._prompt_rules(parsed, request)
         params, form = parsed.params, parsed.reply.message
         use = parsed.tool_use if parsed.search is None else None  # a search is not constrained
         if form is None:
@@ -265,17 +277,12 @@ class ApiService:
         return replace(parsed.rules, cache_salt=salt_of(request.scope, parsed.rules.cache_salt))
 
     def _open_reply(self, parsed: ParsedRequest, reply_id: str, owner: bytes) -> Reply:
-        keeper = None
+        reply = parsed.reply
+        reply.id, reply.created = reply_id, int(time.time())
+        reply.model, reply.tokenizer = self.model_name, self.assets.tokenizer
         if parsed.kept_input is not None and self.store_limits is not None:
-            keeper = Keeper(open_store(self.store_limits), owner, reply_id, parsed.kept_input)
-        return replace(
-            parsed.reply,
-            id=reply_id,
-            created=int(time.time()),
-            model=self.model_name,
-            tokenizer=self.assets.tokenizer,
-            keeper=keeper,
-        )
+            reply.keeper = Keeper(open_store(self.store_limits), owner, reply_id, parsed.kept_input)
+        return reply
 
 
 def _client_of(request: Request) -> Client:

@@ -19,6 +19,8 @@ class EngineGroup:
 
     def __init__(self, clients: Sequence[EngineClient]) -> None:
         self.clients = clients
+        self._found: list[RegionInfo] = []  # what the engines said last, and what that comes to
+        self._common: RegionInfo | None = None
 
     @property
     def ready(self) -> bool:
@@ -29,16 +31,9 @@ class EngineGroup:
     def info(self) -> RegionInfo | None:
         """What the engines say of themselves: the limits that all keep, the sequences of all who are ready."""
         found = [client.info for client in self.clients if client.ready and client.info is not None]
-        if not found:
-            return None
-        if len(found) == 1:
-            return found[0]
-        return replace(
-            found[0],
-            max_model_len=min(info.max_model_len for info in found),
-            max_sequences=sum(info.max_sequences for info in found),
-            can_constrain=all(info.can_constrain for info in found),
-        )
+        if found != self._found:
+            self._found, self._common = found, _combine(found)
+        return self._common
 
     @property
     def unavailable_reason(self) -> str:
@@ -64,6 +59,17 @@ class EngineGroup:
         """Give all queue pairs back."""
         for client in self.clients:
             client.close()
+
+
+def _combine(found: Sequence[RegionInfo]) -> RegionInfo | None:
+    if len(found) <= 1:
+        return found[0] if found else None
+    return replace(
+        found[0],
+        max_model_len=min(info.max_model_len for info in found),
+        max_sequences=sum(info.max_sequences for info in found),
+        can_constrain=all(info.can_constrain for info in found),
+    )
 
 
 def add_stats(each: Iterable[Mapping[str, int]]) -> dict[str, int]:

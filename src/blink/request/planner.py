@@ -155,7 +155,7 @@ class Planner:
         if structured is not None:
             assert self._compilation is not None
             automaton = await self._compilation.compile(structured, client)
-        prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine)
+        prompts = await prepare_prompts(sources, rules, self._assets.tokenizer, engine, params.max_tokens)
         return self._plan_sequences(prompts, params, rules, engine, automaton, form)
 
     def plan_now(
@@ -171,7 +171,7 @@ class Planner:
         rules = _rules_of(params, rules)
         structured = params.structured_outputs
         automaton = None if structured is None else self._automata.compile(structured)
-        prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine)
+        prompts = prepare_prompts_now(sources, rules, self._assets.tokenizer, engine, params.max_tokens)
         return self._plan_sequences(prompts, params, rules, engine, automaton)
 
     def _plan_sequences(
@@ -229,9 +229,11 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
 
 def _rules_of(params: SamplingParams, rules: PromptRules) -> PromptRules:
     """Return the rules of a request's prompts with what its parameters say of them."""
-    salt = secrets.token_hex() if params.skip_reading_prefix_cache else rules.cache_salt
-    keep = rules.truncate if params.truncate_prompt_tokens is None else params.truncate_prompt_tokens
-    return replace(rules, token_limit=params.max_tokens, truncate=keep, cache_salt=salt)
+    if params.skip_reading_prefix_cache:
+        rules = replace(rules, cache_salt=secrets.token_hex())
+    if params.truncate_prompt_tokens is not None:
+        rules = replace(rules, truncate=params.truncate_prompt_tokens)
+    return rules
 
 
 def fit_max_tokens(params: SamplingParams, prompt: Prompt, max_model_len: int) -> SamplingParams:

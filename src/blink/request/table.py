@@ -164,9 +164,8 @@ class SequenceTable:
             try:
                 if kind == _TOKEN:
                     note_token(opened, time_ns)
-                    opened.num_preemptions += rank >> _PREDICTED_BITS
-                    if predicted := rank & ((1 << _PREDICTED_BITS) - 1):
-                        opened.generation.note_prediction(predicted)
+                    if rank:
+                        _note_rank(opened, rank)
                     self._add_token(sequence, opened, token, logprob, reason)
                     if opened.generation.num_tokens == 1:
                         begun[opened.owner] = None
@@ -234,6 +233,13 @@ class SequenceTable:
         opened = self._open.pop(sequence)
         self.num_waiting -= opened.is_waiting
         self._observer.note_end(opened, reason)
+
+
+def _note_rank(opened: OpenSequence, rank: int) -> None:
+    """Note what a token's completion tells beside the token: preemptions before it, and its place in a prediction."""
+    opened.num_preemptions += rank >> _PREDICTED_BITS
+    if predicted := rank & ((1 << _PREDICTED_BITS) - 1):
+        opened.generation.note_prediction(predicted)
 
 
 def _flush(owners: Iterable[Owner]) -> None:

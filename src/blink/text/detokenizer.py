@@ -84,6 +84,8 @@ def _bytes_of(token: str) -> bytes:
 
 def find_unfinished(data: bytes) -> bytes:
     """Return the beginning of a character that bytes end with."""
+    if not data or data[-1] < 0x80:  # as mostly: nothing, or a character of one byte
+        return b""
     decoder = _Utf8Decoder("replace")
     decoder.decode(data)
     return decoder.getstate()[0]

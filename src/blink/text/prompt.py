@@ -50,7 +50,6 @@ class PromptRules:
     """How a request wants its prompts treated."""
 
     add_special_tokens: bool
-    token_limit: int | None = None  # new tokens that must fit behind the prompt
     truncate: int | None = None  # tokens to keep; -1: as many as fit
     truncate_right: bool = False
     cache_salt: str | None = None
@@ -73,9 +72,11 @@ class Prompt:
 
 
 async def prepare_prompts(
-    sources: Sequence[Source], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+    sources: Sequence[Source], rules: PromptRules, tokenizer: Tokenizer, limits: Limits, token_limit: int | None
 ) -> list[Prompt]:
     """Tokenize, truncate, check and hash the prompts of one request; long ones in a thread.
+
+    token_limit: new tokens that must fit behind each prompt.
 
     Raises:
         BadRequestError: a prompt is empty, too long or holds unknown token ids.
@@ -83,12 +84,12 @@ async def prepare_prompts(
 
     weight = sum(len(source) for source in sources)
     if weight <= (_INLINE_CHARS if sources and isinstance(sources[0], str) else _INLINE_TOKENS):
-        return prepare_prompts_now(sources, rules, tokenizer, limits)
-    return await asyncio.to_thread(prepare_prompts_now, sources, rules, tokenizer, limits)
+        return prepare_prompts_now(sources, rules, tokenizer, limits, token_limit)
+    return await asyncio.to_thread(prepare_prompts_now, sources, rules, tokenizer, limits, token_limit)
 
 
 def prepare_prompts_now(
-    sources: Sequence[Source], rules: PromptRules, tokenizer: Tokenizer, limits: Limits
+    sources: Sequence[Source], rules: PromptRules, tokenizer: Tokenizer, limits: Limits, token_limit: int | None
 ) -> list[Prompt]:
     """Do what prepare_prompts() does in the calling thread.
 
@@ -97,15 +98,18 @@ def prepare_prompts_now(
     """
     if not sources:
         raise BadRequestError("prompt must not be an empty list.", "prompt")
-    return [_prepare(source, rules, tokenizer, limits) for source in sources]
+    return [_prepare(source, rules, tokenizer, limits, token_limit) for source in sources]
 
 
-def _prepare(source: Source, rules: PromptRules, tokenizer: Tokenizer, limits: Limits) -> Prompt:
+def _prepare(
+    source: Source, rules: PromptRules, tokenizer: Tokenizer, limits: Limits, token_limit: int | None
+) -> Prompt:
     tokens = source if isinstance(source, np.ndarray) else read_tokens(source, rules, tokenizer, limits)
-    tokens = _truncate(tokens, rules, limits)
+    if rules.truncate is not None:
+        tokens = _truncate(tokens, rules.truncate, rules, limits, token_limit)
     if not len(tokens):
         raise BadRequestError("The prompt cannot be empty.", rules.param)
-    _check_length(len(tokens), rules, limits)
+    _check_length(len(tokens), rules, limits, token_limit)
     root = hash_root(limits.hash_key, (rules.cache_salt or "").encode())
     hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, root) if limits.prefix_caching else b""
     return Prompt(tokens, hashes, root)
@@ -120,8 +124,7 @@ def read_tokens(
         BadRequestError: the text is too long, or a token is none of the model's.
     """
     if isinstance(source, list):
-        check_vocabulary(source, limits.vocab_size, rules.param)
-        return np.array(source, np.int32)
+        return _checked_ids(source, limits.vocab_size, rules.param)
     _check_text_length(source, rules, tokenizer, limits)
     tokens = np.array(tokenizer.encode(source, add_special_tokens=rules.add_special_tokens), np.int32)
     # A tokenizer may have more tokens than its model: a borrowed one, or one with tokens added.
@@ -129,6 +132,17 @@ def read_tokens(
     if len(unknown):
         name = tokenizer.token_name(int(unknown[0]))
         raise BadRequestError(f"{name!r} is token {unknown[0]}, which is out of the model's vocabulary.", rules.param)
+    return tokens
+
+
+def _checked_ids(source: list[int], vocab_size: int, param: str) -> npt.NDArray[np.int32]:
+    try:
+        tokens = np.fromiter(source, np.int32, len(source))
+    except OverflowError:
+        tokens = None
+    if tokens is None or (len(tokens) and tokens.view(np.uint32).max() >= vocab_size):  # negative ones are largest
+        check_vocabulary(source, vocab_size, param)
+    assert tokens is not None
     return tokens
 
 
@@ -153,11 +167,11 @@ def check_vocabulary(tokens: list[int], vocab_size: int, param: str = "prompt") 
         raise BadRequestError(f"Token id {wrong} is out of vocabulary.", param)
 
 
-def _truncate(tokens: npt.NDArray[np.int32], rules: PromptRules, limits: Limits) -> npt.NDArray[np.int32]:
-    if rules.truncate is None:
-        return tokens
-    room = max(1, limits.longest_prompt + 1 - (rules.token_limit or 1))
-    keep = room if rules.truncate == -1 else rules.truncate
+def _truncate(
+    tokens: npt.NDArray[np.int32], wanted: int, rules: PromptRules, limits: Limits, token_limit: int | None
+) -> npt.NDArray[np.int32]:
+    room = max(1, limits.longest_prompt + 1 - (token_limit or 1))
+    keep = room if wanted == -1 else wanted
     if keep > limits.max_model_len:
         raise BadRequestError(
             f"truncate_prompt_tokens value ({keep}) is greater than max_model_len ({limits.max_model_len}).",
@@ -168,11 +182,11 @@ def _truncate(tokens: npt.NDArray[np.int32], rules: PromptRules, limits: Limits)
     return tokens[:keep] if rules.truncate_right else tokens[len(tokens) - keep :]
 
 
-def _check_length(num_tokens: int, rules: PromptRules, limits: Limits) -> None:
-    token_limit = rules.token_limit
-    if num_tokens > limits.longest_prompt:
+def _check_length(num_tokens: int, rules: PromptRules, limits: Limits, token_limit: int | None) -> None:
+    longest = limits.longest_prompt
+    if num_tokens > longest:
         raise _too_long(str(num_tokens), rules, limits)
-    if token_limit is not None and num_tokens + token_limit > limits.longest_prompt + 1:
+    if token_limit is not None and num_tokens + token_limit > longest + 1:
         room = f"{token_limit} > {limits.max_model_len} - {num_tokens}"
         error = PromptTooLongError(
             f"'max_tokens' or 'max_completion_tokens' is too large: {token_limit}. This model's maximum context length"

@@ -21,7 +21,7 @@ from blink.text.message.parser import MessageForm
 ID_PREFIX = "msg_"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class MessageReply(Reply):
     """The form of one message."""
 

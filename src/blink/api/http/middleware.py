@@ -113,8 +113,11 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on or answer 421."""
-        hosts = [value for name, value in scope["headers"] if name == b"host"] if scope["type"] == "http" else ()
-        foreign = next((host for host in hosts if _bare_host(host.decode("latin-1")) not in self._names), None)
+        foreign = None
+        for name, value in scope["headers"] if scope["type"] == "http" else ():
+            if name == b"host" and _bare_host(value.decode("latin-1")) not in self._names:
+                foreign = value
+                break
         if foreign is None:  # or none is named, as no browser does
             await self._app(scope, receive, send)
             return

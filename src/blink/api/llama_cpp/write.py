@@ -21,7 +21,7 @@ from blink.sampling_ranges import SAMPLING_RANGES
 from blink.text.generation import Delta, Generation, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LlamaCppReply(Reply):
     """The form of one answer. fields: what of it is told; nothing: all."""
 

@@ -29,7 +29,7 @@ AnswerForm = Literal["message", "response"]  # of chats, and of /api/generate
 Piece = dict[str, Any]  # what one line adds: content, thinking, tool_calls, logprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class OllamaReply(Reply):
     """The form of one answer."""
 

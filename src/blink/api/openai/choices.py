@@ -19,7 +19,7 @@ from blink.text.prompt import Prompt
 NO_PARTS = dict[str, None].fromkeys(("refusal", "annotations", "audio", "function_call"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ChoicesReply(Reply):
     """The form of the response to a completion or chat."""
 

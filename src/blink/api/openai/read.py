@@ -47,7 +47,7 @@ def read_completion(body: CompletionBody, assets: ModelAssets, bounds: Bounds, e
     return ParsedRequest(
         model=body.model,
         prompts=prompts,
-        rules=body.prompt_rules,
+        rules=rules,
         params=params,
         search=read_beam_search(body, params),
         reply=ChoicesReply(is_chat=False, echoes=echoes, **_reply_fields(body, params, bounds)),
@@ -65,7 +65,8 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
     given = body.kv_transfer_params
     source = Planner(assets).render(body.messages, rendering) if given is None else given.prompt_token_ids
     _check_count(1, body, engine)
-    tokens = read_tokens(source, body.prompt_rules, assets.tokenizer, engine)
+    rules = body.prompt_rules
+    tokens = read_tokens(source, rules, assets.tokenizer, engine)
     text = text_of(source, assets)
     params = build_sampling_params(body, assets.sampling_defaults)
     form = message_form(
@@ -82,7 +83,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
     return ParsedRequest(
         model=body.model,
         prompts=[tokens],
-        rules=body.prompt_rules,
+        rules=rules,
         params=params,
         tool_use=body.tool_use,
         search=read_beam_search(body, params),

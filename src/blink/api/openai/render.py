@@ -7,7 +7,7 @@ Raises of all: BlinkError, where the request is refused.
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -42,8 +42,8 @@ def _render(
 ) -> list[dict[str, Any]]:
     if parsed.search is not None:
         raise BadRequestError("A beam search cannot be rendered.", "use_beam_search")
-    rules = replace(parsed.rules, token_limit=parsed.params.max_tokens)
-    prompts = prepare_prompts_now(parsed.prompts, rules, assets.tokenizer, engine)
+    limit = parsed.params.max_tokens
+    prompts = prepare_prompts_now(parsed.prompts, parsed.rules, assets.tokenizer, engine, limit)
     request_id = f"{prefix}-{body.request_id or secrets.token_hex(16)}"
     ids = [request_id] if len(prompts) == 1 else [f"{request_id}-{place}" for place in range(len(prompts))]
     return [_rendered(body, parsed.params, *each, engine) for each in zip(ids, prompts, strict=True)]

@@ -27,10 +27,9 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
     _check_named_logprobs(body)
     limits = [limit for limit in (body.token_limit, defaults.get("max_tokens")) if limit is not None]
-    chosen = {name: getattr(body, name) for name in SAMPLING_RANGES}
     filled: dict[str, Any] = {
-        name: defaults.get(name, SAMPLING_RANGES[name].default) if value is None else value
-        for name, value in chosen.items()
+        name: defaults.get(name, allowed.default) if (value := getattr(body, name)) is None else value
+        for name, allowed in SAMPLING_RANGES.items()
     }
     return SamplingParams(
         n=1 if body.n is None else body.n,
@@ -40,7 +39,7 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         logprobs=None if body.logprob_token_ids else body.top_logprobs_count,
         logprob_token_ids=body.logprob_token_ids,
         prompt_logprobs=body.prompt_logprobs_count,
-        logit_bias=_by_token_id(body.logit_bias or {}),
+        logit_bias=_by_token_id(body.logit_bias) if body.logit_bias else {},
         allowed_token_ids=body.allowed_token_ids or None,
         bad_words=body.bad_words,
         extra_args=body.vllm_xargs,

@@ -111,13 +111,9 @@ class GenerationBody(Body):
         )
 
     @model_validator(mode="after")
-    def _check_prompt_logprobs(self) -> GenerationBody:
+    def _check_fields(self) -> GenerationBody:
         if self.prompt_logprobs_count is not None and self.stream:
             raise BadRequestError("Logprobs of the prompt are not available when `stream=True`.", "stream")
-        return self
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("Stream options can only be defined when `stream=True`.", "stream_options")
         if self.structured_outputs is not None and self.response_format is not None and self.response_format.is_form:

@@ -55,6 +55,7 @@ _FIELDS: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 _OF_CHATS = {"kv_transfer_params", "prediction"}  # whose body says what of them is known
+_UNKNOWN, _UNKNOWN_TO_CHATS = _FIELDS.keys(), _FIELDS.keys() - _OF_CHATS
 
 
 def reject_unsupported(fields: Mapping[str, Any]) -> None:
@@ -63,8 +64,7 @@ def reject_unsupported(fields: Mapping[str, Any]) -> None:
     Raises:
         BadRequestError: `param` names the field.
     """
-    unknown = _FIELDS.keys() - (_OF_CHATS if "messages" in fields else ())
-    for name in fields.keys() & unknown:
+    for name in fields.keys() & (_UNKNOWN_TO_CHATS if "messages" in fields else _UNKNOWN):
         value = fields[name]
         if value is not None and value not in _FIELDS[name]:
             instead = f"; use {_NAMES[name]}" if name in _NAMES else ""

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,21 +14,10 @@ MAX_ID_CHARS = 256
 AnyBody = TypeVar("AnyBody", bound="Body")
 
 
-@contextmanager
-def own_errors() -> Iterator[None]:
-    """Let errors of Blink's own out of pydantic's, which takes them in because they are ValueErrors.
-
-    Raises:
-        BadRequestError: the first of them.
-    """
-    try:
-        yield
-    except ValidationError as error:
-        for item in error.errors(include_url=False, include_input=False):
-            own = item.get("ctx", {}).get("error")
-            if isinstance(own, BadRequestError):
-                raise own from None
-        raise
+def own_error(error: ValidationError) -> BadRequestError | None:
+    """Return the first of Blink's own errors in pydantic's, which takes them in because they are ValueErrors."""
+    inner = (item.get("ctx", {}).get("error") for item in error.errors(include_url=False, include_input=False))
+    return next((each for each in inner if isinstance(each, BadRequestError)), None)
 
 
 class Body(BaseModel):
@@ -51,5 +39,9 @@ class Body(BaseModel):
         Raises:
             BadRequestError: a field asks for what is not done here.
         """
-        with own_errors():
+        try:
             return super().model_validate(obj, **options)
+        except ValidationError as error:
+            if own := own_error(error):
+                raise own from None
+            raise

@@ -18,7 +18,7 @@ from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
 
 Tokens = npt.NDArray[np.int32]
-_NO_RULES, _NO_REPLY = PromptRules(add_special_tokens=False), Reply()
+_NO_RULES = PromptRules(add_special_tokens=False)
 
 
 class HeavyRequestError(BlinkError):
@@ -43,7 +43,7 @@ class Bounds:
     is_hurried: bool = False  # others wait while the body is read
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # one for each request: freezing would triple the time of making it
 class ParsedRequest:
     """A request: what the engine is asked for, and what the answer needs. Nothing of the body is kept beside it."""
 
@@ -55,7 +55,7 @@ class ParsedRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     tool_use: ToolUse | None = None
     search: BeamSearchParams | None = None  # its answers are searched for, not sampled
-    reply: Reply = _NO_REPLY
+    reply: Reply = field(default_factory=Reply)
     stream: bool = False
     request_id: str | None = None
     kept_input: bytes | None = None  # what is stored with the answer; None: the answer is not stored

@@ -97,8 +97,7 @@ class Poller:
         await asyncio.gather(*(_reset_prefix_cache(client) for client in self.group.clients if client.ready))
 
     def _check_share(self, flow: int, num_sequences: int) -> None:
-        info = self.group.info
-        if info is None or self._max_client_share >= 1:
+        if self._max_client_share >= 1 or (info := self.group.info) is None:
             return
         limit = max(1, int(self._max_client_share * info.max_sequences))
         if num_sequences > limit:

@@ -10,7 +10,7 @@ from blink.text.message.parser import MessageForm
 from blink.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Reply:
     """The form of one response. Who reads a request leaves the first five fields to who answers it."""
 

@@ -18,7 +18,7 @@ from blink.request.vectors import PoolingParams
 from blink.text.generation import Generation, Vector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class VectorsReply(Reply):
     """The form of a response that is made of vectors."""
 
@@ -26,19 +26,19 @@ class VectorsReply(Reply):
     form: PoolingParams
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EmbeddingsReply(VectorsReply):
     """The form of embeddings: lists of numbers, or the little-endian floats of each in base64."""
 
     is_base64: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ScoresReply(VectorsReply):
     """The form of scores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RanksReply(VectorsReply):
     """The form of ranks: the best num_results, with their documents unless these are None."""
 

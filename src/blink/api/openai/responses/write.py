@@ -26,7 +26,7 @@ from blink.text.message.parts import Content
 _FIXED: dict[str, Any] = {"service_tier": "default", "truncation": "disabled"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ResponseReply(Reply):
     """The form of one response object."""
 
