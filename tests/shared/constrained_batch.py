@@ -62,8 +62,7 @@ def make_constrained(
 ) -> Batch:
     """Make a batch of one greedy row per automaton, with the tokens that it has generated; None: unconstrained.
 
-    Of a row with tokens, the place before the last is what a step before would have left. most_drafts: for which slots
-    have places.
+    Of a row with tokens, the place before the last is what a step before would have left. Slots have places for drafts.
     """
     rows = len(automata)
     text = bytearray().join(vocabulary)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that verify drafts. Each is a row of its own, of the same text at the next position: the siblings of those
-// behind it, which need its key. What it writes to the cache may not be there yet, for one kernel writes and reads. So
-// a row computes its siblings' keys and values itself, from the same QKV projection: the same bits.
+// Rows that verify drafts. Each is a row of its own, of the same text at the next position, and attends to the rows
+// before it: its siblings. What they write to the cache may not be there yet, for one kernel writes and reads. So a row
+// computes its siblings' keys and values itself, from the same QKV projection: the same bits.
 #pragma once
 
 #include "kernels/attention/attention_heads.cuh"
