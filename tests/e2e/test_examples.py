@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from blink.models.weights.files import default_model_path
 from example_programs import FOLDER, list_examples
 from pooling_models import save_embedder
 from ports import free_port
 from processes import Engine, Frontend, run_engine, start_frontend, stop
+from tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -56,6 +58,20 @@ def test_structured_json(tiny_server: Frontend) -> None:
     ticket = json.loads(text)
     assert ticket["product"] in ("router", "phone", "television") and 1 <= ticket["urgency"] <= 5
     assert angry.strip() in ("yes", "no")
+
+
+def test_predicted_edit(tmp_path: Path) -> None:
+    """Words of random weights come from no code: what is predicted is tried, and given up."""
+    speculative = '--speculative-config={"method": "ngram", "prompt_lookup_min": 1}'
+    flags = (speculative, "--load-format=dummy", "--num-gpu-blocks-override=256", f"--tokenizer={default_model_path()}")
+    with run_engine(str(write_tiny_model(tmp_path)), *flags) as engine:
+        frontend = start_frontend(engine.region, f"--tokenizer={default_model_path()}")
+        printed = run_example("predicted_edit.py", url=frontend.url)
+        stop(frontend.process)
+    found = re.findall(r"^\[160 tokens in [\d.]+ s; predicted: (\d+) kept, (\d+) given up\]$", printed, re.MULTILINE)
+    assert len(found) == 2 and found[0] == ("0", "0") and int(found[1][1]) > 0
+    answers = re.split(r"^\[160 tokens .*\]\n", printed, flags=re.MULTILINE)
+    assert answers[0] == answers[1]
 
 
 def test_tools_agent(tiny_server: Frontend) -> None:

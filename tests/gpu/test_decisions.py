@@ -7,6 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ VOCAB_SIZE = 1000
 MAX_MODEL_LEN = 256
 # Small enough that prompts are chunked, sequences preempted and blocks evicted.
 CONFIG = EngineConfig(max_num_seqs=12, max_num_batched_tokens=64, num_queue_pairs=1, max_sequences_per_worker=16)
+DRAFTING = replace(CONFIG, speculative_config='{"method": "ngram", "num_speculative_tokens": 4}')
 NUM_BLOCKS = 40
 
 
@@ -49,9 +51,9 @@ SEGMENTS = 3
 TARGET_NS = 120_000  # between tokens of urgent sequences; a step of the fake model takes some 20 us
 
 
-def make_region(*, costed: bool) -> Region:
+def make_region(config: EngineConfig, *, costed: bool) -> Region:
     geometry = build_geometry(
-        CONFIG, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_blocks=NUM_BLOCKS, log_entries=1 << 14
+        config, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, num_blocks=NUM_BLOCKS, log_entries=1 << 14
     )
     if costed:
         geometry["segment_ns"], geometry["urgent_tpot_target_ns"] = 20_000, TARGET_NS
@@ -76,8 +78,19 @@ def submit_all(pair: QueuePair) -> list[int]:
         prompt = np.concatenate([common, own] if i % 2 else [own]).astype(np.int32)
         hashes = b"".join(bytes([7, j]) * 8 for j in range(2)) if i % 2 else b""
         params = SamplingParams(max_tokens=int(chance.integers(1, 60)), best_effort=i % 3 == 0)
-        sequences.append(pair.submit(Submission(prompt, (), 0, hashes, len(sequences) % 3), params))
+        prediction = predict(prompt) if i % 4 else []
+        entry = Submission(prompt, (), 0, hashes, len(sequences) % 3, prediction=prediction)
+        sequences.append(pair.submit(entry, params))
     return sequences
+
+
+def predict(prompt: np.ndarray) -> list[int]:
+    """Return what follows a prompt, but for each ninth token."""
+    answer, last = list[int](), int(prompt[-1])
+    for length in range(len(prompt), len(prompt) + 60):
+        last = int(next_token(last, length))
+        answer.append(last if length % 9 else 0)
+    return answer
 
 
 def drain_all(pair: QueuePair, advance: Callable[[], None]) -> dict[int, list[int]]:
@@ -107,9 +120,9 @@ def run(region: Region, advance: Callable[[], None], start: Callable[[], None]) 
         region.path.unlink()
 
 
-def run_on_host(trace: np.ndarray | None) -> tuple[np.ndarray, dict[int, list[int]]]:
+def run_on_host(config: EngineConfig, trace: np.ndarray | None) -> tuple[np.ndarray, dict[int, list[int]]]:
     """Run at a clock that stands, or replay a trace and its table of costs."""
-    region = make_region(costed=trace is not None)
+    region = make_region(config, costed=trace is not None)
     state = HostState(region)
     if trace is not None:
         state.array("costs", GRAPH_COST)[:] = make_costs(region)
@@ -140,10 +153,10 @@ def run_on_host(trace: np.ndarray | None) -> tuple[np.ndarray, dict[int, list[in
     return state.array("log", DECISION_LOG_ENTRY).copy(), found
 
 
-def run_on_device(*, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np.ndarray]:
+def run_on_device(config: EngineConfig, *, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np.ndarray]:
     from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 
-    region = make_region(costed=costed)
+    region = make_region(config, costed=costed)
     state = DeviceState(region, torch.device("cuda", 0))
     scheduler = DeviceScheduler(state)
     if costed:
@@ -191,11 +204,12 @@ def run_on_device(*, costed: bool) -> tuple[np.ndarray, dict[int, list[int]], np
 
 
 @pytest.mark.parametrize("costed", [False, True])
-def test_device_and_host_decide_alike(costed: bool) -> None:
+@pytest.mark.parametrize("config", [CONFIG, DRAFTING], ids=["plain", "drafting"])
+def test_device_and_host_decide_alike(config: EngineConfig, costed: bool) -> None:
     """With a table of costs the device's times enter the decisions: the host is given those of its trace."""
-    device_log, device_tokens, trace = run_on_device(costed=costed)
-    host_log, host_tokens = run_on_host(trace if costed else None)
+    device_log, device_tokens, trace = run_on_device(config, costed=costed)
+    host_log, host_tokens = run_on_host(config, trace if costed else None)
     assert sorted(host_tokens.values()) == sorted(device_tokens.values())
-    assert host_log["step"].max() > 50
+    assert host_log["step"].max() > (50 if config is CONFIG else 20)
     assert bool((trace["num_segments"] == SEGMENTS).any()) is costed
     np.testing.assert_array_equal(host_log, device_log)

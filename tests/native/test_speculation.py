@@ -258,6 +258,11 @@ def test_a_crowd_gets_what_it_would_without_drafts() -> None:
     assert sum(judge_crowd(seed, 150).verify_rows for seed in range(4)) > 50
 
 
+def test_a_step_with_drafts_is_launched_whole_though_its_larger_graph_may_be_preempted() -> None:
+    """Costs that are learned need not rise with a graph's size: here that of the drafts is the cheaper one."""
+    judge_crowd(14, 500)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_crowds_of_a_hundred_thousand_passes_get_what_they_would_without_drafts() -> None:
@@ -276,7 +281,7 @@ def test_a_random_load_with_drafts_breaks_no_invariant() -> None:
 @pytest.mark.timeout(3600)
 def test_a_long_random_load_with_drafts_breaks_no_invariant() -> None:
     counts = play_episodes(range(100, 500), lambda _: SPECULATING)
-    assert counts["accepted_tokens"] > 1000
+    assert counts["num_drafts"] > 1000 and counts["accepted_tokens"] > 30
 
 
 @pytest.mark.long

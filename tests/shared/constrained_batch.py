@@ -54,11 +54,15 @@ def automaton_of(**params: object) -> Automaton:
 
 
 def make_constrained(
-    vocabulary: Sequence[bytes], automata: Sequence[Automaton | None], generated: Sequence[Sequence[int]]
+    vocabulary: Sequence[bytes],
+    automata: Sequence[Automaton | None],
+    generated: Sequence[Sequence[int]],
+    *,
+    most_drafts: int = 0,
 ) -> Batch:
     """Make a batch of one greedy row per automaton, with the tokens that it has generated; None: unconstrained.
 
-    Of a row with tokens, the place before the last is what a step before would have left.
+    Of a row with tokens, the place before the last is what a step before would have left. Slots have places for drafts.
     """
     rows = len(automata)
     text = bytearray().join(vocabulary)
@@ -72,6 +76,7 @@ def make_constrained(
         num_automata=rows,
         vocab_size=len(vocabulary),
         vocab_bytes=len(text),
+        most_drafts=most_drafts,
     )
     batch.header[Header.NUM_ROWS] = rows
     batch.token_starts[1:] = torch.tensor([len(token) for token in vocabulary]).cumsum(0)
@@ -123,7 +128,8 @@ def _store_place(batch: Batch, slot: int, num_generated: int, place: Place) -> N
     for at, state in enumerate(items.trail):
         found["trail_states"][at] = 0xFFFF if state is None else state
         found["trail_hashes"][at] = _hash_of(items.text[: len(items.text) - 1 - at])
-    batch.automaton_places[slot].view(2, -1)[num_generated % 2] = torch.from_numpy(found.reshape(1).view(np.int32))
+    places = batch.automaton_places[slot].view(batch.num_lists, -1)
+    places[num_generated % batch.num_lists] = torch.from_numpy(found.reshape(1).view(np.int32))
 
 
 def _hash_of(text: ItemText) -> int:

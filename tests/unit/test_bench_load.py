@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from blink.bench.arrivals import draw_arrivals
+from blink.bench.chats import CHAT_KINDS
 from blink.bench.config import BenchConfig, LoadConfig, ServerConfig
 from blink.bench.lengths import LONGEST_INPUT, Lengths, draw_lengths, fit
 from blink.bench.record import PlannedRequest
@@ -29,8 +30,9 @@ class FakeTarget:
     def __init__(self, tokenizes: bool = True) -> None:
         self._tokenizes = tokenizes
 
-    def request_head(self, body_bytes: int) -> bytes:
-        return b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % body_bytes
+    def request_head(self, body_bytes: int, *, is_chat: bool = False) -> bytes:
+        path = b"/chat" if is_chat else b"/"
+        return b"POST %s HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (path, body_bytes)
 
     def tokenize(self, text: str) -> list[int] | None:
         return [1000 + len(word) for word in text.split()] if self._tokenizes else None
@@ -174,3 +176,24 @@ def test_file_that_is_not_of_sharegpt_is_refused(tmp_path: Path, text: str) -> N
 def test_wrong_rates_are_refused(rate: str) -> None:
     with pytest.raises(ConfigError, match="--request-rate"):
         _ = LoadConfig(request_rate=rate).rates
+
+
+@pytest.mark.parametrize("kind", CHAT_KINDS)
+def test_chats_of_a_kind_are_sent_in_turn_and_end_where_the_model_ends_them(kind: str) -> None:
+    load = LoadConfig(request_rate="inf", num_prompts=20, dataset_name=kind, temperature=0.5, max_model_len=2000)
+    planned = _workload(load).plan(0, 0)
+    bodies = [_body(request) for request in planned]
+    number = len({json.dumps(body) for body in bodies})
+    assert 4 <= number < 20 and bodies[number] == bodies[0]
+    assert all(request.data.startswith(b"POST /chat ") for request in planned)
+    for body in bodies:
+        assert body["stream"] and body["temperature"] == 0.5 and body["max_tokens"] == 256
+        assert "ignore_eos" not in body and "prompt" not in body
+        assert ("prediction" in body) is (kind == "edit") and ("response_format" in body) is (kind == "json")
+        asked = body["messages"][0]["content"]
+        assert kind != "edit" or body["prediction"]["content"] in asked
+
+
+def test_chats_are_warmed_up_with_prompts() -> None:
+    [request, *_] = _workload(LoadConfig(dataset_name="json")).plan_warmups()
+    assert request.data.startswith(b"POST / ") and "prompt" in _body(request)

@@ -66,7 +66,7 @@ OFFSETS = {
     "ConstrainArgs": (
         "header 0 row_slots 8 context_lens 16 params 24 tokens 32 stop_tokens 40 automata 48 places 56 token_starts "
         "64 token_text 72 bits 80 lists 88 may_end 96 new_places 104 max_model_len 112 vocab_size 116 words 120 "
-        "shared_bytes 124 end 128"
+        "num_lists 124 shared_bytes 128 end 136"
     ),
 }
 

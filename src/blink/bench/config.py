@@ -62,8 +62,9 @@ class LoadConfig:
     num_prompts: int = option(0, "requests of one rate; 0: as many as --duration holds")
     dataset_name: str = option(
         "lognormal",
-        "lengths of prompts and answers; lognormal: like ShareGPT's; random: fixed; sharegpt: from --dataset-path",
-        choices=("lognormal", "random", "sharegpt"),
+        "lengths of prompts and answers; lognormal: like ShareGPT's; random: fixed; sharegpt: from --dataset-path; "
+        "chat, json, edit, quotes: chats of one kind that ship with Blink",
+        choices=("lognormal", "random", "sharegpt", "chat", "json", "edit", "quotes"),
     )
     dataset_path: str = option("", "ShareGPT's JSON file")
     mean_input_len: int = option(185, "lognormal: mean tokens of a prompt")

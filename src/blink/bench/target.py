@@ -16,6 +16,7 @@ from blink.config import key_of_environment
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 
 _TIMEOUT = 30.0  # seconds
+_CHAT_ENDPOINT = "/v1/chat/completions"
 
 
 class Target:
@@ -42,10 +43,14 @@ class Target:
         self.model, self.max_model_len = self._find_model(config.model)
         self._can_tokenize = True
 
-    def request_head(self, body_bytes: int) -> bytes:
-        """Return the request line and headers of a completion."""
+    def request_head(self, body_bytes: int, *, is_chat: bool = False) -> bytes:
+        """Return the request line and headers of a completion, or of a chat."""
         authority = urlsplit(self._config.url).netloc
-        lines = [f"POST {self._config.endpoint} HTTP/1.1", f"Host: {authority}", "Accept: text/event-stream"]
+        lines = [
+            f"POST {_CHAT_ENDPOINT if is_chat else self._config.endpoint} HTTP/1.1",
+            f"Host: {authority}",
+            "Accept: text/event-stream",
+        ]
         lines += [f"{name}: {value}" for name, value in self._headers.items()]
         lines += ["Content-Type: application/json", f"Content-Length: {body_bytes}"]
         return "\r\n".join([*lines, "", ""]).encode()

@@ -2,7 +2,7 @@
 """Turns options into requests: all bytes are made before the first is sent.
 
 One seed gives one load. The same rate without and with interference has equal arrivals and lengths. The made-up
-prompts differ, so that the second run does not find the first one's in a prefix cache.
+prompts differ, so that the second run does not find the first one's in a prefix cache. Chats are always the same.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from blink.bench.arrivals import draw_arrivals
+from blink.bench.chats import CHAT_KINDS, measure_chat, read_chats
 from blink.bench.config import BenchConfig, LoadConfig
 from blink.bench.lengths import Lengths, draw_lengths, fit
 from blink.bench.record import PlannedRequest, RequestClass
@@ -41,8 +42,11 @@ class Workload:
         arrivals = [self._arrivals(index) for index in range(len(config.load.rates))]
         self._arrival_times = arrivals
         self._conversations: list[Conversation] = []
+        self._chats: list[dict[str, Any]] = []
+        most = max(len(times) for times in arrivals)
+        if config.load.dataset_name in CHAT_KINDS:
+            self._chats = read_chats(config.load.dataset_name, most)
         if config.load.dataset_name == "sharegpt":
-            most = max(len(times) for times in arrivals)
             rng = np.random.default_rng([config.load.seed, 1])
             path = config.load.dataset_path
             self._conversations = read_conversations(path, most, self._max_model_len, target, rng)
@@ -56,7 +60,8 @@ class Workload:
         """Make the requests of one rate, ascending in time; `condition` tells runs of the same rate apart."""
         times = self._arrival_times[rate_index]
         rng = np.random.default_rng([self._load.seed, rate_index, 2])
-        drawn = [found.lengths for found in self._conversations] or draw_lengths(self._load, len(times), rng)
+        drawn = [found.lengths for found in self._conversations] or [measure_chat(chat) for chat in self._chats]
+        drawn = drawn or draw_lengths(self._load, len(times), rng)
         prompts = np.random.default_rng([self._load.seed, rate_index, condition, 3])
         planned: list[PlannedRequest] = []
         for index, at in enumerate(times):
@@ -101,31 +106,29 @@ class Workload:
         made_up: bool = False,
         request_class: RequestClass = "default",
     ) -> PlannedRequest:
-        if self._conversations and not made_up:
-            prompt = _cut(self._conversations[index], lengths, self._load.prompt_format)
+        is_chat = bool(self._chats) and not made_up
+        fields: dict[str, Any]
+        if is_chat:
+            fields = dict(self._chats[index])
+        elif self._conversations and not made_up:
+            fields = {"prompt": _cut(self._conversations[index], lengths, self._load.prompt_format)}
         else:
-            prompt = _make_up(lengths.input_len, self._load, rng)
-        fields: dict[str, Any] = {
+            fields = {"prompt": _make_up(lengths.input_len, self._load, rng)}
+        if not is_chat:  # a chat ends where the model ends it
+            fields["ignore_eos"] = self._load.ignore_eos
+        fields |= {
             "model": self._target.model,
-            "prompt": prompt,
             "max_tokens": lengths.output_len,
             "temperature": self._load.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "ignore_eos": self._load.ignore_eos,
             **self._extra,
         }
         if request_class == "flex":
             fields["service_tier"] = self._load.flex_service_tier
         body = json.dumps(fields, separators=(",", ":")).encode()
-        return PlannedRequest(
-            index,
-            at,
-            self._target.request_head(len(body)) + body,
-            lengths.input_len,
-            lengths.output_len,
-            request_class,
-        )
+        head = self._target.request_head(len(body), is_chat=is_chat)
+        return PlannedRequest(index, at, head + body, lengths.input_len, lengths.output_len, request_class)
 
 
 def _make_up(length: int, load: LoadConfig, rng: np.random.Generator) -> Prompt:

@@ -40,6 +40,7 @@ from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
 from blink.region.memory import Region, create_region, publish_region
 from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
+from blink.speculation import check_recurrent
 
 if TYPE_CHECKING:
     from blink.runner.stream import Stream
@@ -252,6 +253,7 @@ class Engine(ABC):
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         """Return a configuration with what its values mean for a model."""
+        check_recurrent(config.speculation, self._slot_bytes > 0)
         if config.max_num_seqs == EngineConfig.max_num_seqs:
             config = self._lower_sequences(config)
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together

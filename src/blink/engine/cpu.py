@@ -16,10 +16,8 @@ from blink.engine.cache_size import CacheSize
 from blink.engine.state import HostState
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
-from blink.models.spec import ModelSpec
 from blink.region.layout import StepKind
 from blink.region.native import lib
-from blink.speculation import check_recurrent
 
 logger = logging.getLogger("blink.engine")
 
@@ -45,10 +43,6 @@ class CpuEngine(Engine):
     def _measure_free(self, config: EngineConfig) -> int:
         del config
         return read_available_memory()
-
-    def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-        check_recurrent(config.speculation, self._slot_bytes > 0)
-        return super()._fit_to_model(config, spec)
 
     def _measure_room(self) -> int:
         if self._config.model.max_model_len == FITTING_LENGTH:

@@ -17,7 +17,7 @@ from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import graph_sizes, spare_snapshots
+from blink.engine.geometry import count_rows, graph_sizes, spare_snapshots
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -27,7 +27,6 @@ from blink.kernels.gpu.launch import compile_ahead
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 from blink.runner.stream import Stream
-from blink.speculation import refuse_on_gpu
 
 logger = logging.getLogger("blink.engine")
 
@@ -46,7 +45,6 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
-        refuse_on_gpu(config.speculation)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
@@ -84,9 +82,10 @@ class GpuEngine(Engine):
     def _measure_step(self) -> int:
         """Return the bytes that the largest step allocates beside weights and KV cache."""
         config, model = self._config, self._model
+        num_rows = count_rows(config, config.speculation.num_tokens)
         batch = Batch.allocate(
             max_tokens=config.max_num_batched_tokens,
-            max_rows=config.max_num_seqs,
+            max_rows=num_rows,
             num_slots=1,
             max_blocks=self._cache_shape.max_blocks,
             max_model_len=model.spec.max_model_len,
@@ -97,7 +96,7 @@ class GpuEngine(Engine):
         kv_cache = model.allocate_kv_cache(1, config.block_size)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, config.max_num_seqs, scoring=True)
+        self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, scoring=True)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak

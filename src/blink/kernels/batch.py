@@ -85,6 +85,16 @@ class Batch:
         """Whether layers with a window have blocks of their own."""
         return self.window_tables.numel() > 0
 
+    @property
+    def num_lists(self) -> int:
+        """How many lists of tokens, and places in its automaton, a slot has."""
+        return self.automaton_places.shape[1] // PLACE_WORDS
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether several rows of a step may be of one slot: its newest token, and drafts behind it."""
+        return self.num_lists > LISTS_OF_SLOT
+
     def find_tables(self, window: int) -> Tensor:
         """Return the tables of the blocks of a layer with a window, 0 for none."""
         return self.window_tables if window and self.has_windows else self.block_tables
@@ -108,10 +118,12 @@ class Batch:
         vocab_bytes: int = 0,
         has_windows: bool = False,
         vector_floats: int = 0,
+        most_drafts: int = 0,
     ) -> Batch:
         """Allocate an empty batch (all zero, no row); without automata, no row can be constrained.
 
         has_windows: layers with a window have blocks of their own. vector_floats: of a vector, where the model pools.
+        most_drafts: of a slot in one step.
         """
         lengths = {
             "header": HEADER_WORDS,
@@ -127,7 +139,8 @@ class Batch:
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
         widths["vectors"] = vector_floats
         widths["window_tables"] = has_windows * max_blocks
-        widths["token_bitmasks"] = LISTS_OF_SLOT * -(-vocab_size // 32)
+        num_lists = LISTS_OF_SLOT + most_drafts
+        widths["automaton_places"], widths["token_bitmasks"] = num_lists * PLACE_WORDS, num_lists * -(-vocab_size // 32)
 
         def zeros(name: str) -> Tensor:
             length = lengths.get(name, num_slots if name in _OF_SLOTS else max_rows)
@@ -148,7 +161,6 @@ _WIDTHS = {
     "prompt_top_tokens": MAX_LOGPROBS,
     "prompt_top_logprobs": MAX_LOGPROBS,
     "automata": AUTOMATON_BYTES,
-    "automaton_places": LISTS_OF_SLOT * PLACE_WORDS,
 }
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "window_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}

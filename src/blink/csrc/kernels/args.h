@@ -246,7 +246,7 @@ struct ConstrainArgs {
   FIELD(AutomatonPlace*, places);
   FIELD(const uint32_t*, token_starts);
   FIELD(const uint8_t*, token_text);
-  FIELD(uint32_t*, bits);    // [slots * 2, words]
+  FIELD(uint32_t*, bits);    // [slots * num_lists, words]
   FIELD(int32_t*, lists);    // [rows], the row's list in `bits`; kNoIndex: nothing is allowed, or all
   FIELD(int32_t*, may_end);  // [rows]
   // [rows], index in `places` of what the row's list is to be made for; kNoIndex: it is made
@@ -254,6 +254,7 @@ struct ConstrainArgs {
   FIELD(uint32_t, max_model_len);
   FIELD(uint32_t, vocab_size);
   FIELD(uint32_t, words);
+  FIELD(uint32_t, num_lists);     // of a slot, and of its places
   FIELD(uint32_t, shared_bytes);  // of dynamic shared memory in a block of list_allowed_tokens()
 };
 

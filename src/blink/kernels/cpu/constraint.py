@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blink.kernels.batch import PLACE_WORDS, Batch, Param
+from blink.kernels.batch import Batch, Param
 from blink.region.layout import new_struct
 from blink.region.native import lib
 
@@ -15,7 +15,7 @@ def list_allowed(batch: Batch, slot: int, context_len: int) -> tuple[Tensor | No
 
     The tokens are one of the slot's lists, int32 [ceil(vocab / 32)]; None: none may. The slot has an automaton.
     """
-    words, num_lists = batch.params[slot].tolist(), batch.automaton_places.shape[1] // PLACE_WORDS
+    words, num_lists = batch.params[slot].tolist(), batch.num_lists
     row = new_struct(
         "ConstrainedRow",
         automaton=batch.automata[words[Param.AUTOMATON] - 1].data_ptr(),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import LISTS_OF_SLOT, Batch
+from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.launch import compile_kernel, launch
@@ -24,18 +24,18 @@ _MAX_BLOCKS, _MIN_ROW_BLOCKS, _MAX_ROW_BLOCKS = 2048, 16, 128
 class Allowed(NamedTuple):
     """What constrained rows may sample."""
 
-    bits: Tensor  # int32 [num_slots * 2, ceil(vocab / 32)]; the slots' lists
+    bits: Tensor  # int32 [num_slots * lists, ceil(vocab / 32)]; the slots' lists
     lists: Tensor  # int32 [rows]; the row's list in `bits`, -1 for unconstrained rows and where nothing is allowed
     may_end: Tensor  # int32 [rows]; whether the text may end here, 0 for unconstrained rows
 
 
 def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     """Return what the rows may sample; the rows' slots move on by their last tokens."""
-    words, (num_slots, list_words) = -(-vocab_size // 32), batch.token_bitmasks.shape
-    assert batch.automata.shape[0] == 0 or list_words == LISTS_OF_SLOT * words
+    words, num_lists, (num_slots, list_words) = -(-vocab_size // 32), batch.num_lists, batch.token_bitmasks.shape
+    assert batch.automata.shape[0] == 0 or list_words == num_lists * words
     device = batch.params.device
     lists, may_end, new_places = (torch.empty(num_rows, dtype=torch.int32, device=device) for _ in range(3))
-    bits = batch.token_bitmasks.view(num_slots * LISTS_OF_SLOT, list_words // LISTS_OF_SLOT)
+    bits = batch.token_bitmasks.view(num_slots * num_lists, list_words // num_lists)
     allowed = Allowed(bits, lists, may_end)
     arguments = args(
         "ConstrainArgs",
@@ -56,6 +56,7 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
         max_model_len=batch.tokens.stride(0),
         vocab_size=min(vocab_size, batch.token_starts.shape[0] - 1),
         words=words,
+        num_lists=num_lists,
         shared_bytes=_SHARED_BYTES,
     )
     row_blocks = min(max(_MAX_BLOCKS // num_rows, _MIN_ROW_BLOCKS), _MAX_ROW_BLOCKS)

@@ -79,13 +79,13 @@ __device__ inline void keep_query(const unsigned (&pairs)[S::dims / 2], int lane
 // Keep a lane's part of a key or value, times its rate, in shared memory, and in the cache where also_to is given. What
 // is too large becomes the largest number of FP8.
 template <class S>
-__device__ inline void keep_cells(const unsigned (&pairs)[S::dims / 2], float rate, int lane, unsigned char* to,
+__device__ inline void keep_cells(const unsigned (&pairs)[S::dims / 2], float rate, unsigned char* to,
                                   unsigned char* also_to) {
 #pragma unroll
   for (int i = 0; i < S::dims / 2; i++) {
     const unsigned short cells = to_e4m3_pair(low_float(pairs[i]) * rate, high_float(pairs[i]) * rate);
-    reinterpret_cast<unsigned short*>(to)[lane * S::dims / 2 + i] = cells;
-    if (also_to) reinterpret_cast<unsigned short*>(also_to)[lane * S::dims / 2 + i] = cells;
+    reinterpret_cast<unsigned short*>(to)[i] = cells;
+    if (also_to) reinterpret_cast<unsigned short*>(also_to)[i] = cells;
   }
 }
 

@@ -12,10 +12,10 @@ struct Angles {  // of a lane's dims
 };
 
 template <class S>
-__device__ inline Angles<S> load_angles(const AttentionArgs& args, const Place<S>& at) {
+__device__ inline Angles<S> load_angles(const AttentionArgs& args, int row, int lane) {
   constexpr int half = S::rotary_dim / 2;
-  const int dim = at.lane * S::dims;
-  const float* from = args.rotary + long(args.positions[at.row]) * S::rotary_dim;
+  const int dim = lane * S::dims;
+  const float* from = args.rotary + long(args.positions[row]) * S::rotary_dim;
   Angles<S> angles;
 #pragma unroll
   for (int i = 0; i < S::dims; i++) {
@@ -66,12 +66,22 @@ __device__ inline void prepare_head(const Bf16* norm, float eps, const Angles<S>
 
 // Keep a lane's part of a query, key or value in shared memory, and in the cache where also_to is given.
 template <class S>
-__device__ inline void keep_head(const unsigned (&pairs)[S::dims / 2], int lane, Bf16* to, Bf16* also_to) {
+__device__ inline void keep_head(const unsigned (&pairs)[S::dims / 2], Bf16* to, Bf16* also_to) {
 #pragma unroll
   for (int i = 0; i < S::dims / 2; i++) {
-    reinterpret_cast<unsigned*>(to)[lane * S::dims / 2 + i] = pairs[i];
-    if (also_to) reinterpret_cast<unsigned*>(also_to)[lane * S::dims / 2 + i] = pairs[i];
+    reinterpret_cast<unsigned*>(to)[i] = pairs[i];
+    if (also_to) reinterpret_cast<unsigned*>(also_to)[i] = pairs[i];
   }
+}
+
+// Keep a lane's part of a key or value in the cache's type, likewise.
+template <class S>
+__device__ inline void keep_cell(const unsigned (&pairs)[S::dims / 2], float rate, typename S::Cell* to,
+                                 typename S::Cell* also_to) {
+  if constexpr (S::fp8)
+    keep_cells<S>(pairs, rate, to, also_to);
+  else
+    keep_head<S>(pairs, to, also_to);
 }
 
 // Prepare the queries, and in the block that owns the new token its key; write key and value to the cache.
@@ -82,7 +92,8 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
   const Bf16* qkv = args.qkv + long(at.row) * width;
   const long slot = args.kv_slots[at.row];
   using Cell = typename S::Cell;
-  Cell* cell = slot < 0 ? nullptr : static_cast<Cell*>(args.cache) + slot * S::token + at.head * S::head_dim;
+  const int part = at.lane * S::dims;
+  Cell* cell = slot < 0 ? nullptr : static_cast<Cell*>(args.cache) + slot * S::token + at.head * S::head_dim + part;
   constexpr int most = (S::group + S::warps) / S::warps;  // heads of a warp, all loaded before the first is prepared
   unsigned heads[most][S::dims / 2], value[S::dims / 2];
 #pragma unroll
@@ -99,23 +110,15 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
     const bool is_key = head == S::group;
     auto& pairs = heads[i];
     prepare_head<S>(is_key ? args.key_norm : args.query_norm, args.eps, angles, at.lane, pairs);
-    if constexpr (S::fp8) {
-      if (is_key)
-        keep_cells<S>(pairs, args.key_rate, at.lane, shared.new_key, cell);
-      else
-        keep_query<S>(pairs, at.lane, shared.queries[head]);
-    } else {
-      keep_head<S>(pairs, at.lane, is_key ? shared.new_key : shared.queries[is_key ? 0 : head],
-                   is_key ? cell : nullptr);
-    }
-  }
-  if (owner && at.warp == S::warps - 1) {
-    if (cell) cell += args.values;
-    if constexpr (S::fp8)
-      keep_cells<S>(value, args.value_rate, at.lane, shared.new_value, cell);
+    if (is_key)
+      keep_cell<S>(pairs, args.key_rate, shared.new_key + part, cell);
+    else if constexpr (S::fp8)
+      keep_query<S>(pairs, at.lane, shared.queries[head]);
     else
-      keep_head<S>(value, at.lane, shared.new_value, cell);
+      keep_head<S>(pairs, shared.queries[head] + part, nullptr);
   }
+  if (owner && at.warp == S::warps - 1)
+    keep_cell<S>(value, args.value_rate, shared.new_value + part, cell ? cell + args.values : nullptr);
 }
 
 }  // namespace blink

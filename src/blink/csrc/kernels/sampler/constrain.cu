@@ -10,6 +10,7 @@ namespace blink {
 
 constexpr uint32_t kListThreads = 512, kWarp = 32;
 constexpr uint32_t kListBlocksOfSm = 3;
+constexpr uint32_t kMostLists = kListsOfSlot + kMaxDrafts;
 constexpr int32_t kNoIndex = -1;
 
 // What was read or written before by other kernels is free from here on.
@@ -32,38 +33,68 @@ __device__ inline void copy_place(AutomatonPlace& to, const AutomatonPlace& from
   for (uint32_t i = threadIdx.x + kWarp; i < words; i += kWarp) target[i] = source[i];
 }
 
-// grid: rows, of one warp. Needs nothing of the step's model, so it runs beside the kernel before it; but it does not
-// end before that, for those behind it read what that one has written.
+// What is known of a row: its list, whether its text may end, and the place that its list is to be made for.
+struct FoundRow {
+  int32_t list, may_end, new_place;
+};
+
+// Whether a row verifies a draft: its slot is that of the row before.
+__device__ inline bool verifies(const ConstrainArgs& args, uint32_t row) {
+  return row > 0 && row < args.header->num_rows && args.row_slots[row] == args.row_slots[row - 1];
+}
+
+// How many tokens of a row's text were generated.
+__device__ inline uint32_t count_generated(const ConstrainArgs& args, uint32_t slot, uint32_t row) {
+  const int32_t generated = args.context_lens[row] - int32_t(args.params[slot].num_prompt_tokens);
+  return generated > 0 ? uint32_t(generated) : 0;
+}
+
+// Find the place behind a row's last token, from a copy of its slot's ring of places. Runs on: one lane.
+__device__ inline FoundRow find_row(const ConstrainArgs& args, const Automaton& automaton, uint32_t slot, uint32_t row,
+                                    const AutomatonPlace* places, AutomatonPlace& place) {
+  const uint32_t count = count_generated(args, slot, row), first = slot * args.num_lists;
+  const int32_t last = args.tokens[uint64_t(slot) * args.max_model_len + uint32_t(args.context_lens[row]) - 1];
+  const Listing listing =
+      advance(automaton, {args.token_starts, args.token_text}, places, args.num_lists, count, last, place);
+  if (listing == Listing::kNothing) return {kNoIndex, 0, kNoIndex};
+  return {int32_t(first + place.list - 1), may_end(automaton, place),
+          listing == Listing::kNew ? int32_t(first + count % args.num_lists) : kNoIndex};
+}
+
+// grid: rows, of one warp: that of a slot's first row moves it on by all its rows, in order. Needs nothing of the
+// step's model, so it runs beside the kernel before it; but it does not end before that, for those behind it read what
+// that one has written.
 __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
-  __shared__ AutomatonPlace before[2], place;
-  const uint32_t row = blockIdx.x;
-  const bool is_row = row < args.header->num_rows;
-  const uint32_t slot = is_row ? uint32_t(args.row_slots[row]) : 0;
-  uint32_t at = 0, words = 0;
-  bool ends = false;
-  Listing listing = Listing::kNothing;
-  if (is_row && args.params[slot].automaton != 0) {
-    const int32_t context = args.context_lens[row], generated = context - int32_t(args.params[slot].num_prompt_tokens);
-    const uint32_t count = generated > 0 ? uint32_t(generated) : 0;
-    const int32_t last = args.tokens[uint64_t(slot) * args.max_model_len + uint32_t(context) - 1];
+  __shared__ AutomatonPlace places[kMostLists], place;
+  __shared__ FoundRow found[1 + kMaxDrafts];
+  const uint32_t first = blockIdx.x;
+  if (verifies(args, first)) return wait_for_others();
+  uint32_t count = 1, words = 0;
+  while (count <= kMaxDrafts && verifies(args, first + count)) count++;
+  const uint32_t slot = first < args.header->num_rows ? uint32_t(args.row_slots[first]) : 0;
+  const bool is_constrained = first < args.header->num_rows && args.params[slot].automaton != 0;
+  AutomatonPlace* own = args.places + uint64_t(slot) * args.num_lists;
+  if (threadIdx.x < count) found[threadIdx.x] = {kNoIndex, 0, kNoIndex};
+  if (is_constrained) {
     const Automaton automaton(automaton_of(args, slot));
     words = place_words(automaton);
-    for (uint32_t i = 0; i < 2; i++) copy_place(before[i], args.places[slot * 2 + i], words);
+    for (uint32_t i = 0; i < args.num_lists; i++) copy_place(places[i], own[i], words);
     __syncwarp();
-    at = slot * 2 + (count & 1);
-    if (threadIdx.x == 0) {
-      listing = advance(automaton, {args.token_starts, args.token_text}, before, 2, count, last, place);
-      ends = listing != Listing::kNothing && may_end(automaton, place);
+    for (uint32_t i = 0; i < count; i++) {
+      if (threadIdx.x == 0) found[i] = find_row(args, automaton, slot, first + i, places, place);
+      __syncwarp();
+      const uint32_t at = count_generated(args, slot, first + i) % args.num_lists;
+      if (found[i].list != kNoIndex) copy_place(places[at], place, words);
+      __syncwarp();
     }
-    __syncwarp();
-    listing = Listing(__shfl_sync(~0u, uint32_t(listing), 0));
   }
+  __syncwarp();
   wait_for_others();
-  if (listing != Listing::kNothing) copy_place(args.places[at], place, words);
-  if (threadIdx.x > 0) return;
-  args.lists[row] = listing == Listing::kNothing ? kNoIndex : int32_t(slot * kListsOfSlot + place.list - 1);
-  args.may_end[row] = ends;
-  args.new_places[row] = listing == Listing::kNew ? int32_t(at) : kNoIndex;
+  for (uint32_t i = 0; is_constrained && i < args.num_lists; i++) copy_place(own[i], places[i], words);
+  if (threadIdx.x >= count) return;
+  args.lists[first + threadIdx.x] = found[threadIdx.x].list;
+  args.may_end[first + threadIdx.x] = found[threadIdx.x].may_end;
+  args.new_places[first + threadIdx.x] = found[threadIdx.x].new_place;
 }
 
 // List a block's share of the tokens; its words begin at `first`.
@@ -96,7 +127,7 @@ __global__ void __launch_bounds__(kListThreads, kListBlocksOfSm) list_allowed_to
   const uint32_t row = blockIdx.y;
   const int32_t at = args.new_places[row];
   if (at == kNoIndex) return;
-  const uint32_t slot = uint32_t(at) / 2, share = (args.words + gridDim.x - 1) / gridDim.x;
+  const uint32_t slot = uint32_t(at) / args.num_lists, share = (args.words + gridDim.x - 1) / gridDim.x;
   const uint32_t first = blockIdx.x * share, end = least(first + share, args.words);
   uint32_t* list = args.bits + uint64_t(args.lists[row]) * args.words;
   const uint8_t* bytes = automaton_of(args, slot);
