@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -13,12 +14,21 @@ from torch import Tensor
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
+from blink.engine.costs import first_layer
+from blink.engine.geometry import count_slots
+from blink.engine.plan_words import PlanKind, StepPlanWords
+from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
+from blink.kernels.layer_cache import KvCache
+from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
+from blink.models.weights.loader import open_model
 from blink.region.layout import StepKind
 from blink.region.native import lib
+from blink.runner.run import Runner
+from blink.runner.stream import Stream
 from blink.speculation import check_recurrent
 
 logger = logging.getLogger("blink.engine")
@@ -39,8 +49,53 @@ class CpuEngine(Engine):
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
-        super().__init__(config, torch.device("cpu"))
-        self._fill_costs()
+        self._followers: Followers | None = None
+        try:
+            super().__init__(config, torch.device("cpu"))
+            self._fill_costs()
+        except BaseException:
+            self._end_followers()
+            raise
+
+    def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
+        size = config.tensor_parallel_size
+        if size == 1:
+            return super()._load(config, device, dtype)
+        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+        self._followers = Followers(size, open_model(config.model, device, dtype).split(size))
+        return self._followers.runner
+
+    def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
+        if self._followers is not None:
+            self._followers.allocate(functools.partial(self._allocate_rank, size))
+        return super()._allocate_kv_cache(size)
+
+    def _allocate_rank(self, size: CacheSize, model: Decoder) -> RankMemory:
+        """Allocate what a follower keeps, as large as what rank 0 does."""
+        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
+        cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+        residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
+        return RankMemory(self._batch, self._segmented_batch, cache, residual)
+
+    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
+        run = functools.partial(super()._run_step, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+        if self._followers is None:
+            run()
+        else:
+            self._followers.run(StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows, decoding, scoring), run)
+
+    def _run_segment(
+        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+    ) -> Stream | None:
+        run = functools.partial(super()._run_segment, size, segment, num_segments, before)
+        if self._followers is None:
+            return run()
+        layers = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
+        return self._followers.run(StepPlanWords(PlanKind.SEGMENT, *size, False, *layers), run)
+
+    def _end_followers(self) -> None:
+        if self._followers is not None:
+            self._followers.end()
 
     def _measure_free(self, config: EngineConfig) -> int:
         del config
@@ -78,6 +133,7 @@ class CpuEngine(Engine):
 
     def _end(self) -> None:
         lib.blink_loop_stop(self._loop)
+        self._end_followers()
 
     def _has_failed(self, kind: int) -> bool:
         """Run what the scheduler has launched, a step or a segment; return whether the model failed."""

@@ -74,11 +74,11 @@ class NormKernels(Stream):
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""
-        self._write(self._multiply(x, weight, bias, choice), then)
+        self._write(self._sum(self._multiply(x, weight, bias, choice)), then)
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a gated MLP of the norm of the residual."""
-        self._write(self._run_dense(self.read(norm), mlp, plan), then)
+        self._write(self._sum(self._run_dense(self.read(norm), mlp, plan)), then)
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
@@ -89,7 +89,7 @@ class NormKernels(Stream):
         found = self._mix(hidden, hidden, mlp, plan)
         if mlp.shared is not None:
             found = self._add_shared(found, hidden, mlp.shared, plan)
-        self._write(found, then)
+        self._write(self._sum(found), then)
 
     def _add_shared(self, found: Tensor, hidden: Tensor, shared: SharedExpert, plan: LayerPlan) -> Tensor:
         """Add what the expert of all tokens makes of them to what the others found."""
@@ -100,9 +100,9 @@ class NormKernels(Stream):
 
     def _run_beside(self, hidden: Tensor, mlp: MoeWeights, beside: MlpBeside, plan: LayerPlan) -> Tensor:
         """Return an MLP of the norm of the residual, and experts of other norms of it."""
-        dense = rms_norm(self._run_dense(hidden, beside.mlp, plan), beside.end_norm, self._eps)
+        dense = rms_norm(self._sum(self._run_dense(hidden, beside.mlp, plan)), beside.end_norm, self._eps)
         routed = rms_norm(self.residual, beside.router_norm, self._eps)
-        found = self._mix(rms_norm(self.residual, beside.experts_norm, self._eps), routed, mlp, plan)
+        found = self._sum(self._mix(rms_norm(self.residual, beside.experts_norm, self._eps), routed, mlp, plan))
         return dense.add_(rms_norm(found, beside.experts_end_norm, self._eps))
 
     def _mix(self, hidden: Tensor, routed: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
@@ -135,7 +135,7 @@ class NormKernels(Stream):
         else:
             starts, update = batch.query_starts, self._normalize(self._pending)
             hidden = self._norms.last_tokens(update, model.norm, self._eps, self.residual, starts, rows)
-        return cap_logits(model.spec, self._multiply(hidden, weight, None, choice))
+        return cap_logits(model.spec, self._step.ranks.join(self._multiply(hidden, weight, None, choice)))
 
     def pause(self) -> None:
         """Leave all in the residual."""
@@ -156,6 +156,10 @@ class NormKernels(Stream):
         if then.scale != 1:
             update, end_norm = self._normalize(_Pending(update, end_norm)).mul_(then.scale), None
         self._pending = _Pending(update, end_norm)
+
+    def _sum(self, partial: Tensor) -> Tensor:
+        """Return what all ranks have computed together (Epilogue.PARTIAL)."""
+        return self._step.ranks.add(partial)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         return self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias)

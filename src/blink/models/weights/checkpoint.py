@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import gguf
 import torch
@@ -70,6 +70,13 @@ class KeepBlocks:
     takes_experts: bool
 
 
+class StoredRows(NamedTuple):
+    """Matrices one below the other, as a file holds them."""
+
+    parts: list[GgufRows]
+    columns: int
+
+
 KEEP_ON_CPU = KeepBlocks(GgufWeight, takes_experts=True)
 
 
@@ -110,6 +117,21 @@ class GgufCheckpoint:
         target.copy_(values.view(target.shape))
 
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+        found = self.read_rows(names)
+        return None if found is None else self.keep(*found)
+
+    def keep(self, parts: Sequence[GgufRows], columns: int) -> QuantizedEmbedding:
+        """Return a weight of what read_rows() has returned, or of parts of it."""
+        assert self._keep is not None
+        return self._keep.make(parts, columns)
+
+    def count_block(self) -> int:
+        """Return how many columns of a row cannot be parted, of all matrices that stay quantized."""
+        kinds = {tensor.kind for tensor in self._file.tensors.values() if tensor.can_stay_quantized}
+        return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1) if self._keep else 1
+
+    def read_rows(self, names: Sequence[str]) -> StoredRows | None:
+        """Return matrices that check() has found, as stored; None: they have to be filled."""
         places = [self._places.find(name) for name in names]
         tensors = [self._file.tensors[place.stored] for place in places]
         if self._keep is None or not all(map(_can_stay, tensors, places)):
@@ -121,7 +143,7 @@ class GgufCheckpoint:
             # A copy: a file that is mapped may shrink, which would end the process.
             rows = torch.from_numpy(self._file.read_rows(place.stored, place.expert).copy())
             parts.append(GgufRows(int(tensor.kind), _reorder(rows, place)))
-        return self._keep.make(parts, tensors[0].shape[-1])
+        return StoredRows(parts, tensors[0].shape[-1])
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Return all tensors by their names in the file, one entry of the first dimension after the other."""
