@@ -25,7 +25,7 @@ class Ranks(Protocol):
     def join(self, part: Tensor) -> Tensor:
         """Return all ranks' parts one beside the other along the last dimension, where widths may differ.
 
-        Only the first rank gets them; others get their own part back.
+        Only the first rank gets them; others get no row.
 
         Raises:
             RankLostError: a rank does not come.

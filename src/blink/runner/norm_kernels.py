@@ -15,7 +15,7 @@ from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
 from blink.kernels.operands import Norm
 from blink.kernels.rms_norm import add_norm, rms_norm
 from blink.kernels.router import choose_experts
-from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights, SharedExpert
+from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
 from blink.runner.matmul import linear
 from blink.runner.step import Step, cap_logits, take_last_tokens
@@ -86,13 +86,13 @@ class NormKernels(Stream):
         if mlp.beside is not None:
             self._write(self._run_beside(hidden, mlp, mlp.beside, plan), then)
             return
-        found = self._mix(hidden, hidden, mlp, plan)
-        if mlp.shared is not None:
-            found = self._add_shared(found, hidden, mlp.shared, plan)
-        self._write(self._sum(found), then)
+        self._write(self._sum(self._run_experts(hidden, mlp, plan)), then)
 
-    def _add_shared(self, found: Tensor, hidden: Tensor, shared: SharedExpert, plan: LayerPlan) -> Tensor:
-        """Add what the expert of all tokens makes of them to what the others found."""
+    def _run_experts(self, hidden: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
+        """Return the mixture of experts of rows, with what the expert of all tokens makes of them."""
+        found, shared = self._mix(hidden, hidden, mlp, plan), mlp.shared
+        if shared is None:
+            return found
         same = self._run_dense(hidden, shared.mlp, plan)
         if shared.gate is None:
             return found.add_(same)

@@ -97,6 +97,6 @@ class CpuRanks:
         return total
 
     def join(self, part: Tensor) -> Tensor:
-        """Return all ranks' parts one beside the other on the first rank, and on others their own part."""
+        """Return all ranks' parts one beside the other on the first rank, and on others no row."""
         parts = self._exchange.meet(self.rank, part)
-        return part if self.rank else torch.cat(parts, dim=-1)
+        return part[:0] if self.rank else torch.cat(parts, dim=-1)

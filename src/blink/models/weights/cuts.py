@@ -22,7 +22,7 @@ from blink.models.shard import Shard
 from blink.models.spec import ModelSpec
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"(.+\.experts\.)(\d+)(\.(.+)\.weight)")
+_EXPERT = re.compile(r"((?:.+\.)?experts\.)(\d+)(\.(.+)\.weight)")
 _VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 
@@ -68,11 +68,11 @@ class Cuts:
             return self._find_recurrent(layer.mixer.recurrence, *part.rsplit(".", 1))
         if block == "self_attn" and layer.mixer.attention is not None:
             return self._find_attention(layer.mixer.attention, *part.partition(".")[::2])
-        mixture = layer.mlp.mixture
-        if mixture is not None and (found := self._find_experts(mixture, match[2])) is not None:
-            return found
-        is_dense = layer.mlp.dense is not None and ".experts." not in name
-        return self._find_dense(layer.mlp.dense.size, *match[2].split(".")[-2:]) if is_dense else None  # pyright: ignore[reportOptionalMemberAccess]
+        mixture, dense = layer.mlp.mixture, layer.mlp.dense
+        if ".experts." in name:
+            return None if mixture is None else self._find_experts(mixture, match[2])
+        _, matrix, kind = f"..{match[2]}".rsplit(".", 2)
+        return None if dense is None else self._find_dense(dense.size, matrix, kind)
 
     def find_owners(self, name: str) -> list[str]:
         """Return an expert's tensor of each rank, in the ranks' order, where each rank has whole ones; else none."""
@@ -105,11 +105,12 @@ class Cuts:
         if mixer.mamba is not None:
             heads, size, whole = mixer.mamba.heads, mixer.out_size, mixer.mamba.groups * mixer.mamba.state_size
             pairs = (mixer.mamba.groups, whole)
-            channels, norm = [(heads, size), pairs, pairs], [(heads, size)]
+            channels, norm, groups = [(heads, size), pairs, pairs], [(heads, size)], heads
         else:
             assert mixer.delta_net is not None
             heads, size = mixer.delta_net.v_heads, mixer.out_size
-            keys = (mixer.delta_net.k_heads, mixer.delta_net.k_heads * mixer.delta_net.k_dim)
+            groups = mixer.delta_net.k_heads
+            keys = (groups, groups * mixer.delta_net.k_dim)
             channels, norm = [keys, keys, (heads, size)], []
         if name == "out_proj":
             return self._cut_heads(1, [(heads, size)])
@@ -117,7 +118,7 @@ class Cuts:
         rows = {
             "in_proj_qkv": channels, "in_proj_xbc": channels, "conv1d": channels, "in_proj_z": [(heads, size)],
             "in_proj_b": of_each, "in_proj_a": of_each, "in_proj_dt": of_each, "A_log": of_each, "dt_bias": of_each,
-            "D": of_each, "norm": norm, "in_proj_qkvz": [(heads, mixer.in_size)], "in_proj_ba": [(heads, 2 * heads)],
+            "D": of_each, "norm": norm, "in_proj_qkvz": [(groups, mixer.in_size)], "in_proj_ba": [(groups, 2 * heads)],
         }  # fmt: skip
         return self._cut_heads(0, rows[name]) if rows.get(name) else None
 
@@ -129,9 +130,7 @@ class Cuts:
         if match := _EXPERT.fullmatch(name):
             dim = int(match[4] == self._family.experts.projections[2])
             return None if part is None else _cut(dim, size, [part])
-        _, found, tensor = name.partition(".experts.")
-        if not found or not self._family.experts.are_joined:
-            return None
+        tensor = name.rpartition(".")[2]
         if part is None:
             return _cut(0, mlp.experts, [whole])
         if tensor == "down_proj_bias":
