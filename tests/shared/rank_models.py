@@ -20,7 +20,7 @@ from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.kernels.batch import Batch, Param
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
-from blink.models.layer_weights import LayerWeights
+from blink.models.layer_weights import LayerWeights, RecurrentWeights
 from blink.models.weights.loader import load_model, open_model
 from blink.runner.cpu_device import CpuDevice
 from blink.runner.devices import code_of
@@ -91,6 +91,13 @@ class SummedColumns(_Parted):
         )
 
 
+def _join_gates(whole: LayerWeights, parts: Sequence[LayerWeights]) -> RecurrentWeights | None:
+    if whole.recurrent is None:
+        return None
+    gates = [part.recurrent.gates for part in parts if part.recurrent is not None]
+    return replace(whole.recurrent, gates=JoinedRows(whole.recurrent.gates, gates))
+
+
 def dense(weight: Weight) -> Tensor:
     assert isinstance(weight, Tensor)
     return weight.to_dense() if weight.is_mkldnn else weight
@@ -117,6 +124,7 @@ def make_oracle(whole: Decoder, parts: Sequence[Decoder], monkeypatch: pytest.Mo
             qkv=JoinedRows(layer.qkv, [each.qkv for each in own]),
             output=SummedColumns(own),
             output_bias=None,
+            recurrent=_join_gates(layer, own),
         )
     whole.lm_head = JoinedRows(whole.lm_head, [part.lm_head for part in parts])
 
@@ -144,24 +152,26 @@ class RankRunner:
     """What a Driver takes for a Runner: all ranks of a model."""
 
     def __init__(self, followers: Followers) -> None:
-        self._followers = followers
+        self.followers = followers
 
     def forward(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
         plan = StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows)
-        self._followers.run(plan, lambda: self._followers.runner.forward(batch, kv_cache, num_tokens, num_rows))
+        self.followers.run(plan, lambda: self.followers.runner.forward(batch, kv_cache, num_tokens, num_rows))
 
 
-def drive_ranks(path: Path, size: int, timeout: float = 30.0) -> tuple[Driver, Followers]:
+def drive_ranks(
+    path: Path, size: int, timeout: float = 30.0, runner: type[RankRunner] = RankRunner
+) -> tuple[Driver, Followers]:
     """Return a driver of a model that several ranks share, and the ranks, which are to be ended."""
     source = open_model(ModelConfig(model=str(path)), CPU, torch.float32)
     followers = Followers(size, source.split(size), timeout)
     driver = Driver(followers.runner.model)
-    driver.runner = RankRunner(followers)  # pyright: ignore[reportAttributeAccessIssue]
+    driver.runner = runner(followers)  # pyright: ignore[reportAttributeAccessIssue]
 
     def allocate(model: Decoder) -> RankMemory:
         own = driver.kv_cache.first
         cache = model.allocate_kv_cache(own.num_blocks, own.block_size, 8)
-        return RankMemory(driver.batch, driver.batch, cache, torch.empty(0))
+        return RankMemory(driver.batch, driver.batch, cache, torch.full((4096, model.spec.hidden_size), torch.nan))
 
     followers.allocate(allocate)
     return driver, followers

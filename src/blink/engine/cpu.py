@@ -7,6 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,13 +20,14 @@ from blink.engine.geometry import count_slots
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
+from blink.errors import RankLostError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
 from blink.models.weights.loader import open_model
-from blink.region.layout import StepKind
+from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
@@ -45,6 +47,7 @@ class CpuEngine(Engine):
     default_step_tokens = default_pooling_tokens = 256
     default_segment_ms = 10.0
     cost_seconds = 0.02
+    rank_timeout: ClassVar[float] = 30.0  # seconds that ranks wait for each other within a step
 
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:
@@ -62,7 +65,7 @@ class CpuEngine(Engine):
         if size == 1:
             return super()._load(config, device, dtype)
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
-        self._followers = Followers(size, open_model(config.model, device, dtype).split(size))
+        self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
@@ -128,15 +131,15 @@ class CpuEngine(Engine):
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
         if kind >= 0:
-            lib.blink_loop_finish(self._loop, self._has_failed(kind))
+            lib.blink_loop_finish(self._loop, self._compute(kind))
         return kind != _ENDED
 
     def _end(self) -> None:
         lib.blink_loop_stop(self._loop)
         self._end_followers()
 
-    def _has_failed(self, kind: int) -> bool:
-        """Run what the scheduler has launched, a step or a segment; return whether the model failed."""
+    def _compute(self, kind: int) -> int:
+        """Run what the scheduler has launched, a step or a segment; return what failed, as csrc's StepOutput has it."""
         try:
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
@@ -145,10 +148,13 @@ class CpuEngine(Engine):
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
                 size = (*self._size_of(self._segmented_batch), False)
                 self._run_segment(size, segment, self._num_segments[graph])
+        except RankLostError as error:
+            logger.error("%s; the engine stops", error)
+            return CONSTANTS["first_lost_rank"] + error.rank
         except Exception:
             logger.exception("the model failed; the engine stops")
-            return True
-        return False
+            return 1
+        return 0
 
     @staticmethod
     def _size_of(batch: Batch) -> tuple[int, int]:

@@ -30,7 +30,6 @@ from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
-TIMEOUT_SECONDS = 30.0  # that a rank waits for another while a step runs, and for a follower's end
 _Found = TypeVar("_Found")
 
 
@@ -47,8 +46,10 @@ class RankMemory:
 class Followers:
     """The threads of all ranks but the first."""
 
-    def __init__(self, size: int, load: Callable[[int], Decoder], timeout: float = TIMEOUT_SECONDS) -> None:
+    def __init__(self, size: int, load: Callable[[int], Decoder], timeout: float) -> None:
         """Load each rank's part of a model on its thread, with as many threads of PyTorch's as the caller has.
+
+        timeout: seconds that a rank waits for another while a step runs, and for its end.
 
         Raises:
             ConfigError: one cannot be loaded.
@@ -58,11 +59,11 @@ class Followers:
         self._models = [Future[Decoder]() for _ in range(size)]
         self._memory = [Future[RankMemory]() for _ in range(size)]
         self._num_threads, self._timeout = torch.get_num_threads(), timeout
-        self._threads = [
+        self.threads = [
             threading.Thread(target=self._follow, args=(rank, load), name=f"blink-rank-{rank}", daemon=True)
             for rank in range(1, size)
         ]
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
         self.runner = Runner(load(0), CpuRanks(self._exchange, 0))
         for rank in range(1, size):
@@ -99,7 +100,7 @@ class Followers:
             self._words.write(rank, self._step, StepPlanWords(PlanKind.END))
             memory.cancel()
         self._exchange.tell()
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join(self._timeout if self._exchange.lost is None else 0)
 
     def _follow(self, rank: int, load: Callable[[int], Decoder]) -> None:

@@ -127,6 +127,10 @@ class ModelSpec(Part):
         Raises:
             ConfigError: the size does not divide the model.
         """
+        if self.pooling is not None and self.pooling.score_tokens is not None:
+            raise ConfigError(
+                f"--tensor-parallel-size {size}: rerankers that score by tokens run on one rank: leave it out"
+            )
         broken = self._find_broken(size, block)
         if broken:
             fitting = [str(one) for one in range(1, 65) if not self._find_broken(one, block)]

@@ -29,6 +29,7 @@ _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.
 _DRAFT = "mtp."  # how the names of layers begin that predict further tokens
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DRAWN_ROWS = 8192  # of a random table in the host's memory, at once
+_BY_COLUMNS = re.compile(r"\.(attn_output|ffn_down|ssm_out)")  # names in GGUF files
 _PLACED_NAME = re.compile(r"(layers\.\d+\.)?(.+)(\.[^.]+)")
 
 
@@ -126,8 +127,9 @@ class GgufCheckpoint:
         return self._keep.make(parts, columns)
 
     def count_block(self) -> int:
-        """Return how many columns of a row cannot be parted, of all matrices that stay quantized."""
-        kinds = {tensor.kind for tensor in self._file.tensors.values() if tensor.can_stay_quantized}
+        """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""
+        tensors = (tensor for name, tensor in self._file.tensors.items() if _BY_COLUMNS.search(name))
+        kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized}
         return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1) if self._keep else 1
 
     def read_rows(self, names: Sequence[str]) -> StoredRows | None:
