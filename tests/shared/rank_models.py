@@ -20,7 +20,7 @@ from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.kernels.batch import Batch, Param
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
-from blink.models.layer_weights import LayerWeights, RecurrentWeights
+from blink.models.layer_weights import LatentWeights, LayerWeights, RecurrentWeights
 from blink.models.weights.loader import load_model, open_model
 from blink.runner.cpu_device import CpuDevice
 from blink.runner.devices import code_of
@@ -98,6 +98,13 @@ def _join_gates(whole: LayerWeights, parts: Sequence[LayerWeights]) -> Recurrent
     return replace(whole.recurrent, gates=JoinedRows(whole.recurrent.gates, gates))
 
 
+def _join_queries(whole: LayerWeights, parts: Sequence[LayerWeights]) -> LatentWeights | None:
+    if whole.latent is None or whole.latent.query is None:
+        return whole.latent
+    queries = [part.latent.query for part in parts if part.latent is not None and part.latent.query is not None]
+    return replace(whole.latent, query=JoinedRows(whole.latent.query, queries))
+
+
 def dense(weight: Weight) -> Tensor:
     assert isinstance(weight, Tensor)
     return weight.to_dense() if weight.is_mkldnn else weight
@@ -125,6 +132,7 @@ def make_oracle(whole: Decoder, parts: Sequence[Decoder], monkeypatch: pytest.Mo
             output=SummedColumns(own),
             output_bias=None,
             recurrent=_join_gates(layer, own),
+            latent=_join_queries(layer, own),
         )
     whole.lm_head = JoinedRows(whole.lm_head, [part.lm_head for part in parts])
 

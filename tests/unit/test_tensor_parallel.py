@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,7 +108,13 @@ def test_requests_of_all_kinds_give_what_one_rank_gives(tmp_path: Path) -> None:
     ]
     prompts = [[5, 6, 7, 8] * 6, [9] * 20, [3, 4, 5] * 7, [100, 7, 60]]
     drafts = '{"method": "ngram", "num_speculative_tokens": 3}'
-    sizes = {"num_gpu_blocks_override": 200, "max_num_seqs": 8, "cpu_threads": 2, "load_format": "dummy"}
+    sizes: dict[str, Any] = {
+        "num_gpu_blocks_override": 200,
+        "max_num_seqs": 8,
+        "cpu_threads": 2,
+        "load_format": "dummy",
+    }
+    sizes["max_model_len"] = 128
     found = []
     for size in (1, 2):
         options = {"kv_cache_dtype": "fp8", "speculative_config": drafts, "tensor_parallel_size": size, **sizes}

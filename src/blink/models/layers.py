@@ -278,10 +278,10 @@ class LayerSpec(Part):
         """What the values must be to each other, and whether they are."""
         return self.mixer.rules | self.mlp.rules
 
-    def split_rules(self, size: int, block: int) -> dict[str, bool]:
+    def split_rules(self, size: int, block: int, mixer_block: int) -> dict[str, bool]:
         """Return what a number of ranks must divide, and whether it does; block: columns that share a scale."""
-        columns = self.mixer.out_size
-        whole = {f"{columns} columns in blocks of {block}": columns % (size * block) == 0} if block > 1 else {}
+        columns, name = self.mixer.out_size, f"{self.mixer.out_size} columns in blocks of {mixer_block}"
+        whole = {name: columns % (size * mixer_block) == 0} if mixer_block > 1 else {}
         return self.mixer.split_rules(size) | whole | self.mlp.split_rules(size, block)
 
     def split(self, size: int, block: int) -> LayerSpec:

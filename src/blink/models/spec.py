@@ -142,7 +142,10 @@ class ModelSpec(Part):
         return tuple(replace(layers, shard=Shard(rank, size)) for rank in range(size))
 
     def _find_broken(self, size: int, block: int) -> list[str]:
-        rules = [layer.split_rules(size, block) for layer in self.distinct_layers] if size > 1 else []
+        if size == 1:
+            return []
+        mixer_block = 1 if self.quantization is not None and self.quantization.experts_only else block
+        rules = [layer.split_rules(size, block, mixer_block) for layer in self.distinct_layers]
         return list(dict.fromkeys(rule for each in rules for rule, holds in each.items() if not holds))
 
     @property
