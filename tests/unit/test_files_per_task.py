@@ -44,6 +44,7 @@ BUILT = [
     Built("a kernel: 4 bits of prompts", r"INT4_PREFILL|multiply_prompts", 3),
     Built("a recurrent layer: gated delta-net", r"GatedDeltaNet|\bdelta_rule\b|delta_decode", 6 + 6),
     Built("rows that verify drafts", r"kVerify|\bspec_tokens\b", 6 + 2),
+    Built("tensor parallel on a CPU", r"\btensor_parallel_size\b|\bRanks\b", 6 + 5),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [
@@ -62,17 +63,17 @@ PENDING = [
         ("adapters", "kernels/gpu/lora.py"),
     ),
     Pending(
-        "tensor parallel",
+        "tensor parallel on GPUs",
         6,
         (
             "config.py",
             "csrc/device/scheduler_kernel.cu",
             "engine/gpu.py",
             "runner/gpu_streams.py",
-            "models/spec.py",
-            "models/weights/decoder_loader.py",
+            "engine/boot.py",
+            "models/weights/rank_reader.py",
         ),
-        ("engine/ranks.py", "csrc/device/ranks.h"),
+        ("csrc/device/ranks.h", "kernels/gpu/all_reduce.py"),
     ),
 ]
 

@@ -105,7 +105,10 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
         (["--hf-overrides.a.b", "2k", "--hf_overrides.a.c=x"], ['--hf-overrides={"a": {"b": 2000, "c": "x"}}']),
         (["--hf-overrides.a+", "x,y"], ['--hf-overrides={"a": ["x", "y"]}']),
         (["--default-chat-template-kwargs", '{"a": false}'], ['--default-chat-template-kwargs={"a": false}']),
-        (["-tp", "1", "-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], ["--data-parallel-size=1"]),
+        (
+            ["-tp", "1", "-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"],
+            ["--tensor-parallel-size=1", "--data-parallel-size=1"],
+        ),
         (["-dp", "2", "-dpl", "2", "-dpb", "mp", "-asc", "2"], ["--data-parallel-size=2", "--frontend-workers=2"]),
         (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], []),
         (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
@@ -146,7 +149,7 @@ def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "reasons"),
     [
-        (["-tp", "2"], ["--tensor-parallel-size 2", "fewer GPUs than asked", "one GPU"]),
+        (["-dcp", "2"], ["--decode-context-parallel-size 2", "fewer GPUs than asked", "one GPU"]),
         (["--pipeline_parallel_size=4"], ["--pipeline-parallel-size 4", "one GPU"]),
         (["-ep"], ["--enable-expert-parallel", "not yet"]),
         (["--enable-lora"], ["--enable-lora", "not yet: LoRA"]),
@@ -239,7 +242,7 @@ def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
     overrides = json.loads(found.pop("hf_overrides"))
     assert overrides == {"a": 1, "rope_theta": 5}
     assert found == {"dtype": "float16", "x": 1, "gpu_memory_utilization": 0.5}
-    for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}):
+    for refused in ({"pipeline_parallel_size": 2}, {"enable_lora": True}):
         with pytest.raises(ConfigError, match=r"not yet|fewer GPUs"):
             to_own_options(refused, ())
 
