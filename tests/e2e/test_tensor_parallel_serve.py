@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose engine has two ranks: it answers as one with a single rank does, also after it was stopped for a while."""
+"""A server whose engine has two ranks: it answers as one with a single rank does, also after it was stopped."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ STARTING = [
 ]
 REFUSED = [
     (
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B --pipeline-parallel-size 2 --max-model-len 32768 --enforce-eager",
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B -pp 2 --max-model-len 32768 --enforce-eager",
         "GPUs",
     ),
     (

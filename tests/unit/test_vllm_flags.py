@@ -105,10 +105,8 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
         (["--hf-overrides.a.b", "2k", "--hf_overrides.a.c=x"], ['--hf-overrides={"a": {"b": 2000, "c": "x"}}']),
         (["--hf-overrides.a+", "x,y"], ['--hf-overrides={"a": ["x", "y"]}']),
         (["--default-chat-template-kwargs", '{"a": false}'], ['--default-chat-template-kwargs={"a": false}']),
-        (
-            ["-tp", "1", "-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"],
-            ["--tensor-parallel-size=1", "--data-parallel-size=1"],
-        ),
+        (["-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], ["--data-parallel-size=1"]),
+        (["-tp", "2"], ["--tensor-parallel-size=2"]),
         (["-dp", "2", "-dpl", "2", "-dpb", "mp", "-asc", "2"], ["--data-parallel-size=2", "--frontend-workers=2"]),
         (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], []),
         (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
