@@ -134,7 +134,7 @@ def test_a_flag_of_vllm_becomes_blinks_own(words: list[str], own: list[str]) -> 
         (["--limit-mm-per-prompt", "image=2"], ["--limit-mm-per-prompt"]),
         (["--max-logprobs", "-1"], ["--max-logprobs"]),
         (["--structured-outputs-config.backend", "xgrammar"], []),
-        (["-tp", "1"], []),
+        (["-dcp", "1"], []),
     ],
 )
 def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> None:
@@ -188,7 +188,7 @@ served-model-name: one
 enable-prefix-caching: false
 enforce-eager: true
 trust-remote-code: false
-tensor-parallel-size: 1
+pipeline-parallel-size: 1
 allowed-origins: ["http://x"]
 hf-overrides: {rope_theta: 5.0}
 chat-template: null
@@ -234,7 +234,7 @@ def test_help_stays_short(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
-    options = {"tensor_parallel_size": 1, "trust_remote_code": True, "dtype": "half", "max_model_len": None, "x": 1}
+    options = {"pipeline_parallel_size": 1, "trust_remote_code": True, "dtype": "half", "max_model_len": None, "x": 1}
     more = {"enforce_eager": True, "hf_overrides": {"a": 1}, "rope_theta": 5, "device_memory_utilization": 0.5}
     found = to_own_options({**options, **more}, {"dtype", "max_model_len", "hf_overrides", "gpu_memory_utilization"})
     overrides = json.loads(found.pop("hf_overrides"))

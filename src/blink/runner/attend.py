@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from blink.kernels.attention import AttentionPlan, paged_attention, plan_attention
-from blink.kernels.mamba import MambaWeights
 from blink.kernels.recurrent import Rows
 from blink.kernels.rms_norm import rms_norm_columns
 from blink.kernels.rotary import rotate_and_store
@@ -135,7 +134,7 @@ def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int
         kernel, rule = code.recurrences[step.plan.layers[index].attend.kernel], recurrent.rule
         mixer = step.model.spec.layers[index].mixer.recurrence
         mamba = None if mixer is None else mixer.mamba
-        if isinstance(rule, MambaWeights) and mamba is not None and mamba.shares_group:
+        if mamba is not None and mamba.shares_group:
             rule = rule.among(step.ranks)
         return kernel(rule.project(qkvz, gates), step.kv_cache.recurrent[index], rows, rule)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ranks of a CPU engine: threads of one process that exchange tensors in lock-step.
 
-Each rank has a word that it alone writes: how many exchanges it has come to. It leaves its tensor, then writes its
-word; it reads the others' tensors once their words are as far. Tensors have two places in turns. A rank that writes the
-place of exchange e + 2 has seen all others come to e + 1, so that none still reads exchange e.
+Each rank has a word that it alone writes: the number of the exchange that it has come to. It stores its tensor, then
+its word; it reads the others' tensors once their words have that number. Tensors are double-buffered. A rank that
+stores the tensor of exchange e + 2 has seen all others come to e + 1, so no rank still reads exchange e.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Exchange:
         self._timeout = timeout
         self._changed = threading.Condition()
         self._words = [0] * size
-        self._places: list[list[Tensor | None]] = [[None] * size, [None] * size]
+        self._buffers: list[list[Tensor | None]] = [[None] * size, [None] * size]
         self._lost: RankLostError | None = None
 
     @property
@@ -72,13 +72,13 @@ class Exchange:
     def meet(self, rank: int, tensor: Tensor) -> list[Tensor]:
         """Leave a rank's tensor, and return those of all ranks of the same exchange."""
         number = self._words[rank] + 1
-        places = self._places[number % 2]
-        places[rank] = tensor
+        buffer = self._buffers[number % 2]
+        buffer[rank] = tensor
         with self._changed:
             self._words[rank] = number
             self._changed.notify_all()
         self.wait(lambda: min(self._words) >= number, lambda: self._words.index(min(self._words)))
-        return [one for one in places if one is not None]
+        return [one for one in buffer if one is not None]
 
 
 class CpuRanks:

@@ -39,6 +39,7 @@ class Checkpoint(Protocol):
     norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
     # Whether a family's own order of rows, and projections that it has grouped by heads, come as in its files.
     keeps_groups: bool
+    stored_rows: GgufCheckpoint | None  # what gives matrices as stored, if they stay quantized on the device
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -93,6 +94,7 @@ class GgufCheckpoint:
         self._keep = keep
         self._places = GgufPlaces(self._file, spec)
         self.num_drafts = self._places.count_drafts()
+        self.stored_rows = None if keep is None else self
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         place = self._places.find(name)
@@ -130,7 +132,7 @@ class GgufCheckpoint:
         """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""
         tensors = (tensor for name, tensor in self._file.tensors.items() if _BY_COLUMNS.search(name))
         kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized}
-        return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1) if self._keep else 1
+        return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1)
 
     def read_rows(self, names: Sequence[str]) -> StoredRows | None:
         """Return matrices that check() has found, as stored; None: they have to be filled."""
@@ -176,6 +178,8 @@ class SafetensorsCheckpoint:
 
     norm_shift = 1.0
     keeps_groups = True
+
+    stored_rows = None
 
     def __init__(self, directory: Path, spec: ModelSpec | None = None) -> None:
         """Open a directory's files; spec: of the model, whose experts are to have the usual names; None: as stored."""
@@ -252,6 +256,8 @@ class DummyCheckpoint:
 
     norm_shift = 0.0
     keeps_groups = True
+
+    stored_rows = None
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._device = device

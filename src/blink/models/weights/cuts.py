@@ -38,14 +38,32 @@ class Cut:
         """Return the rank's part of a tensor."""
         return whole.index_select(self.dim, self.indices.to(whole.device))
 
+    def take_range(self, columns: int) -> range:
+        """Return which columns of a matrix are the rank's, which follow each other."""
+        return range(columns) if self.dim == 0 else range(int(self.indices[0]), int(self.indices[-1]) + 1)
+
     def widen(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the tensor whose part has a shape."""
         return (*shape[: self.dim], self.size, *shape[self.dim + 1 :])
 
 
 @dataclass(frozen=True, slots=True)
-class FirstRank:
-    """The whole tensor on the first rank, zeros on others."""
+class Whole:
+    """All of a tensor, or zeros on ranks but the first of what is added to a sum once."""
+
+    is_zero: bool = False
+
+    def take(self, whole: Tensor) -> Tensor:
+        """Return the rank's tensor."""
+        return torch.zeros_like(whole) if self.is_zero else whole
+
+    def take_range(self, columns: int) -> range:
+        """Return all columns of a matrix."""
+        return range(columns)
+
+    def widen(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the same shape."""
+        return tuple(shape)
 
 
 class Cuts:
@@ -54,10 +72,14 @@ class Cuts:
     def __init__(self, spec: ModelSpec, shard: Shard, block: int) -> None:
         """Cut for a rank a whole model; block: columns that cannot be parted."""
         self._spec, self._shard, self._block = spec, shard, block
+        self._once = Whole(is_zero=shard.rank > 0)
         self._family = FAMILIES[spec.architecture]
 
-    def find(self, name: str) -> Cut | FirstRank | None:
-        """Return what the rank takes of a tensor; None: all of it."""
+    def find(self, name: str) -> Cut | Whole:
+        """Return what the rank takes of a tensor."""
+        return self._find(name) or Whole()
+
+    def _find(self, name: str) -> Cut | Whole | None:
         if name in _VOCABULARY:
             return _cut(0, self._spec.vocab_size, [self._shard.take_rows(self._spec.vocab_size)])
         match = _LAYER.fullmatch(name)
@@ -83,10 +105,10 @@ class Cuts:
             return []
         return [f"{match[1]}{rank * held + int(match[2])}{match[3]}" for rank in range(self._shard.size)]
 
-    def _find_attention(self, mixer: Attention, name: str, kind: str) -> Cut | FirstRank | None:
+    def _find_attention(self, mixer: Attention, name: str, kind: str) -> Cut | Whole | None:
         """Cut a tensor of attention; kind: how its name ends, as "weight"."""
         if name == "o_proj":
-            return FirstRank() if kind == "bias" else self._cut_heads(1, [(mixer.heads, mixer.out_size)])
+            return self._once if kind == "bias" else self._cut_heads(1, [(mixer.heads, mixer.out_size)])
         if mixer.latent is not None:
             latent, heads = mixer.latent, mixer.heads
             sizes = {"q_proj": latent.query, "q_b_proj": latent.query, "kv_b_proj": latent.nope + latent.value}
@@ -122,7 +144,7 @@ class Cuts:
         }  # fmt: skip
         return self._cut_heads(0, rows[name]) if rows.get(name) else None
 
-    def _find_experts(self, mlp: MoeMlp, name: str) -> Cut | FirstRank | None:
+    def _find_experts(self, mlp: MoeMlp, name: str) -> Cut | Whole | None:
         assert self._family.experts is not None
         whole, size = self._shard.take(mlp.experts), mlp.size
         has_parts = not mlp.split(self._shard.size, self._block).held
@@ -134,15 +156,15 @@ class Cuts:
         if part is None:
             return _cut(0, mlp.experts, [whole])
         if tensor == "down_proj_bias":
-            return FirstRank()
+            return self._once
         if tensor == "down_proj":
             return _cut(1, size, [part])
         pairs = range(2 * part.start, 2 * part.stop)  # of gates and ups, which alternate
         return _cut(2 if tensor == "gate_up_proj" else 1, 2 * size, [pairs])
 
-    def _find_dense(self, size: int, name: str, kind: str) -> Cut | FirstRank | None:
+    def _find_dense(self, size: int, name: str, kind: str) -> Cut | Whole | None:
         if name == "down_proj":
-            return FirstRank() if kind == "bias" else _cut(1, size, [self._shard.take(size)])
+            return self._once if kind == "bias" else _cut(1, size, [self._shard.take(size)])
         own = self._shard.take(size)
         if name == "gate_up_proj":
             return _cut(0, 2 * size, [own, range(size + own.start, size + own.stop)])

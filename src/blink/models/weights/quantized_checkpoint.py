@@ -37,6 +37,7 @@ class MatrixCheckpoint(ABC):
 
     norm_shift: float
     keeps_groups: bool
+    stored_rows = None
 
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
-from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint
-from blink.models.weights.cuts import Cut, Cuts, FirstRank
+from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.cuts import Cut, Cuts, Whole
 
 _Read = TypeVar("_Read")
 
@@ -74,46 +74,33 @@ class RankCheckpoint:
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor whose part has that shape."""
-        cut = self._cuts.find(name)
-        whole = cut.widen(shape) if isinstance(cut, Cut) else tuple(shape)
-        self._shapes[name] = whole
-        self._source.check(name, whole)
+        self._shapes[name] = self._cuts.find(name).widen(shape)
+        self._source.check(name, self._shapes[name])
 
     def fill(self, name: str, target: Tensor) -> None:
         """Write the rank's part of a tensor."""
-        shape, cut = self._shapes[name], self._cuts.find(name)
-        part: Tensor | None = None
-        for owner, stored in enumerate(self._cuts.find_owners(name) or [name]):
+        shape, owned = self._shapes[name], self._cuts.find_owners(name)
+        own, part = self._rank if owned else 0, Tensor()
+        for owner, stored in enumerate(owned or [name]):
             whole = self._take(lambda stored=stored: self._read(stored, shape, target))
-            if stored == name or owner == self._rank:
-                part = cut.take(whole) if isinstance(cut, Cut) else whole
-        assert part is not None
-        if isinstance(cut, FirstRank) and self._rank:
-            target.zero_()
-        else:
-            target.copy_(part.view(target.shape))
+            if owner == own:
+                part = self._cuts.find(name).take(whole)
+        target.copy_(part.reshape(target.shape))
 
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
         """Return the rank's parts of matrices, one below the other, as stored; None: they have to be filled."""
-        if not isinstance(self._source, GgufCheckpoint):
+        source = self._source.stored_rows
+        if source is None:
             return None
-        source, found = self._source, list[GgufRows]()
-        owners = [self._cuts.find_owners(name) or [name] for name in names]
-        columns = 0
-        for rank in range(len(owners[0])):
-            stored = [each[rank] for each in owners]
-            rows = self._take(lambda stored=stored: source.read_rows(stored))
-            if rows is None:
-                return None
-            if len(owners[0]) == 1 or rank == self._rank:
-                columns, found = rows.columns, rows.parts
-        cut = self._cuts.find(names[0])
-        if isinstance(cut, Cut) and cut.dim == 1:
-            found = [_take_columns(one, cut) for one in found]
-            columns = len(cut.indices)
-        else:
-            found = [_take_rows(one, self._cuts.find(name)) for one, name in zip(found, names, strict=True)]
-        return source.keep(found, columns)
+        owners = [self._cuts.find_owners(name) for name in names]
+        lists = [list(each) for each in zip(*owners, strict=True)] if owners[0] else [names]
+        found = [self._take(lambda stored=stored: source.read_rows(stored)) for stored in lists]
+        rows = found[self._rank if owners[0] else 0]
+        if rows is None:
+            return None
+        cuts = [self._cuts.find(name) for name in names]
+        parts = [_cut_rows(part, cut, rows.columns) for part, cut in zip(rows.parts, cuts, strict=True)]
+        return source.keep(parts, len(cuts[0].take_range(rows.columns)))
 
     def _read(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         whole = torch.empty(*shape, dtype=like.dtype, device=like.device)
@@ -125,13 +112,10 @@ class RankCheckpoint:
         return self._reads.take(self._asked - 1, read)
 
 
-def _take_rows(rows: GgufRows, cut: Cut | FirstRank | None) -> GgufRows:
-    return GgufRows(rows.format, cut.take(rows.blocks)) if isinstance(cut, Cut) else rows
-
-
-def _take_columns(rows: GgufRows, cut: Cut) -> GgufRows:
-    """Return blocks of consecutive columns; the spec has been split so that no block is parted."""
-    per_column = rows.blocks.shape[1] / cut.size
-    first, count = int(cut.indices[0]), len(cut.indices)
-    start, end = (int(column * per_column) for column in (first, first + count))
+def _cut_rows(rows: GgufRows, cut: Cut | Whole, columns: int) -> GgufRows:
+    """Return a rank's part of rows as stored; no block of columns is parted, for the spec has been split so."""
+    own = cut.take_range(columns)
+    if len(own) == columns:
+        return GgufRows(rows.format, cut.take(rows.blocks).contiguous())
+    start, end = (border * rows.blocks.shape[1] // columns for border in (own.start, own.stop))
     return GgufRows(rows.format, rows.blocks[:, start:end].contiguous())
