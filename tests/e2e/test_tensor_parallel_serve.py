@@ -50,7 +50,7 @@ def test_two_ranks_answer_as_one(ranks: Served, expected: list[list[str]]) -> No
 
 
 def test_an_engine_that_was_stopped_goes_on(ranks: Served, expected: list[list[str]]) -> None:
-    engine, answers = ranks.child("blink engine"), list[list[str]]()
+    engine, answers = ranks.child("engine"), list[list[str]]()
     asking = threading.Thread(target=lambda: answers.append(ask(ranks, _LONG)))
     asking.start()
     for _ in range(3):
@@ -65,6 +65,6 @@ def test_an_engine_that_was_stopped_goes_on(ranks: Served, expected: list[list[s
 
 def test_an_engine_that_dies_comes_back_with_its_ranks(ranks: Served, expected: list[list[str]]) -> None:
     back = ranks.was_back()
-    os.kill(ranks.child("blink engine"), signal.SIGKILL)
+    os.kill(ranks.child("engine"), signal.SIGKILL)
     ranks.wait_until_back(back)
     assert ask(ranks, _BODIES[0]) == expected[0]

@@ -122,3 +122,20 @@ def test_requests_of_all_kinds_give_what_one_rank_gives(tmp_path: Path) -> None:
             outputs = llm.generate(prompts, params, use_tqdm=False)
         found.append([[choice.token_ids for choice in output.outputs] for output in outputs])
     assert found[0] == found[1]
+
+
+def test_ranks_embed_as_one(tmp_path: Path) -> None:
+    path, found = str(write_tiny_model(tmp_path)), list[torch.Tensor]()
+    sizes: dict[str, Any] = {"max_model_len": 128, "num_gpu_blocks_override": 64, "load_format": "dummy"}
+    for size in (1, 2):
+        options = {
+            "runner": "pooling",
+            "skip_tokenizer_init": True,
+            "tensor_parallel_size": size,
+            "cpu_threads": 2,
+            **sizes,
+        }
+        with LLM(path, device="cpu", **options) as llm:
+            outputs = llm.embed([[5, 6, 7, 8] * 5, [9, 3]], use_tqdm=False)
+        found.append(torch.tensor([output.outputs.embedding for output in outputs]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)

@@ -94,7 +94,7 @@ class GgufCheckpoint:
         self._keep = keep
         self._places = GgufPlaces(self._file, spec)
         self.num_drafts = self._places.count_drafts()
-        self.stored_rows = None if keep is None else self
+        self.stored_rows: GgufCheckpoint | None = None if keep is None else self
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         place = self._places.find(name)
@@ -179,7 +179,7 @@ class SafetensorsCheckpoint:
     norm_shift = 1.0
     keeps_groups = True
 
-    stored_rows = None
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, directory: Path, spec: ModelSpec | None = None) -> None:
         """Open a directory's files; spec: of the model, whose experts are to have the usual names; None: as stored."""
@@ -257,7 +257,7 @@ class DummyCheckpoint:
     norm_shift = 0.0
     keeps_groups = True
 
-    stored_rows = None
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._device = device

@@ -7,6 +7,7 @@ reads it; it is dropped when all have taken it, so that at most one whole tensor
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
-from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint
 from blink.models.weights.cuts import Cut, Cuts, Whole
 
 _Read = TypeVar("_Read")
@@ -66,6 +67,8 @@ class SharedReads:
 class RankCheckpoint:
     """A checkpoint as one rank sees it: its parts of the tensors."""
 
+    stored_rows: GgufCheckpoint | None = None  # these are parts: read_quantized() has them
+
     def __init__(self, source: Checkpoint, cuts: Cuts, rank: int, reads: SharedReads) -> None:
         self._source, self._cuts, self._rank, self._reads = source, cuts, rank, reads
         self._shapes: dict[str, tuple[int, ...]] = {}  # of whole tensors
@@ -94,7 +97,7 @@ class RankCheckpoint:
             return None
         owners = [self._cuts.find_owners(name) for name in names]
         lists = [list(each) for each in zip(*owners, strict=True)] if owners[0] else [names]
-        found = [self._take(lambda stored=stored: source.read_rows(stored)) for stored in lists]
+        found = [self._take(functools.partial(source.read_rows, stored)) for stored in lists]
         rows = found[self._rank if owners[0] else 0]
         if rows is None:
             return None
