@@ -149,6 +149,7 @@ class EngineConfig:
     max_num_batched_tokens: int = option(
         0, "tokens of one step, prompt chunks included; 0: 2048 on GPU, 256 on CPU, or --max-num-seqs if that is more"
     )
+    tensor_parallel_size: int = option(1, "ranks that share each layer's heads, experts and MLP; on the CPU threads")
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
     kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 1 GiB on CPU, from --gpu-memory-utilization on GPU")
@@ -190,6 +191,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
+        require(self, "tensor_parallel_size", 1, 64)
         _ = self.speculation  # says what is wrong with it
         names = "max_num_batched_tokens num_gpu_blocks_override kv_cache_memory_bytes prompt_arena_bytes cpu_threads"
         for name in names.split():

@@ -160,8 +160,8 @@ class Harness:
             self.finish()
         return result
 
-    def finish(self, failed: bool = False) -> None:
-        """Let the step in flight be over."""
+    def finish(self, failed: int = 0) -> None:
+        """Let the step in flight be over; failed: as StepOutput has it."""
         self.in_flight = False
         output = self.step_array("output", STEP_OUTPUT)
         output[0]["failed"] = failed

@@ -11,7 +11,7 @@ import pytest
 
 import blink
 from blink.engine.base import conclude
-from blink.region.layout import EngineState, ErrorCode, StepResult, place_name
+from blink.region.layout import CONSTANTS, EngineState, ErrorCode, StepResult, place_name
 from blink.region.native import lib
 from conftest import Compile
 from harness import MILLISECOND, Harness, Inbox, Step, run_until_finished, running, small_config, submit
@@ -31,8 +31,14 @@ def launched(h: Harness) -> None:
 
 def launched_step(h: Harness) -> int:
     launched(h)
-    h.finish(failed=True)
+    h.finish(failed=1)
     return int(h.batch[0]["step"])
+
+
+def a_lost_rank(h: Harness) -> int:
+    launched(h)
+    h.finish(failed=CONSTANTS["first_lost_rank"] + 3)
+    return 3
 
 
 def a_token_beyond_the_vocabulary(h: Harness) -> int:
@@ -81,6 +87,7 @@ def a_lost_hash(h: Harness) -> int:
 
 BREAKS: list[tuple[ErrorCode, Break]] = [
     (ErrorCode.STEP_FAILED, launched_step),
+    (ErrorCode.RANK_LOST, a_lost_rank),
     (ErrorCode.SAMPLED_TOKEN_RANGE, a_token_beyond_the_vocabulary),
     (ErrorCode.FREE_LIST_CORRUPT, promised_blocks),
     (ErrorCode.FREE_LIST_CORRUPT, a_promised_block_for_the_next_token),

@@ -85,7 +85,7 @@ The second line prints this, and starts:
 ## In Python
 
 `LLM(...)` takes the same names as keyword arguments, with underscores. The table below holds for them too:
-`trust_remote_code=True` has no effect, and `tensor_parallel_size=2` is refused.
+`trust_remote_code=True` has no effect, and `pipeline_parallel_size=2` is refused.
 
 The rest of this page is made from `src/blink/vllm/flags.txt`.
 """

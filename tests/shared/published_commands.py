@@ -75,7 +75,10 @@ STARTING = [
     "facebook/opt-125m",
 ]
 REFUSED = [
-    ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B --tensor-parallel-size 2 --max-model-len 32768 --enforce-eager", "GPUs"),
+    (
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B -pp 2 --max-model-len 32768 --enforce-eager",
+        "GPUs",
+    ),
     (
         "meta-llama/Llama-3.1-8B-Instruct --compilation-config '{\"level\": 3}'"
         ' --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\'',

@@ -21,6 +21,7 @@ from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
 from blink.region.layout import EngineState, ErrorCode
 from blink.region.memory import open_region, region_path
+from blink.runner.run import Runner
 from blink.sampling_params import SamplingParams
 from tiny_model import BLOCK_BYTES, write_tiny_model
 
@@ -168,6 +169,36 @@ def test_a_model_that_fails_ends_the_engine_with_the_error_in_its_region(tmp_pat
     left = open_region(region)
     assert left.control_word("state") == EngineState.FAILED
     assert left.control_word("error_code") == ErrorCode.STEP_FAILED
+    client.close()
+
+
+class LosingRank(CpuEngine):
+    rank_timeout = 1.0
+
+
+def test_a_rank_that_hangs_ends_the_engine_with_its_number_in_the_region(
+    tmp_path: Path, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = boot(LosingRank, tmp_path, region, tensor_parallel_size=2, cpu_threads=2)
+    is_over, forward = threading.Event(), Runner.forward
+
+    def hang(self: Runner, *sizes: Any, **kinds: Any) -> None:
+        if self.model.spec.shard.rank == 1:
+            assert is_over.wait(120)
+        else:
+            forward(self, *sizes, **kinds)
+
+    monkeypatch.setattr(Runner, "forward", hang)
+    running = Running(engine)
+    client = submit(region)
+    running.join()
+    assert (running.status, running.error) == (1, None)
+    left = open_region(region)
+    assert left.control_word("state") == EngineState.FAILED
+    assert (left.control_word("error_code"), left.control_word("error_detail")) == (ErrorCode.RANK_LOST, 1)
+    client.tick()
+    assert "RANK_LOST" in client.unavailable_reason
+    is_over.set()
     client.close()
 
 

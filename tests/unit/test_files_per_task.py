@@ -57,15 +57,35 @@ BUILT = [
             "kernels/gpu/recurrent/decode.py",
             "kernels/gpu/recurrent/prefill.py",
         ),
-        beyond=5,  # the other recurrent layer, and the lists of a device's kernels
+        beyond=6,  # the other recurrent layer, its shards, and the lists of a device's kernels
     ),
     Built(
         "rows that verify drafts",
         r"(?i)kVerify|draft|spec_tokens",
         6,
-        ("csrc/scheduler/drafts.h", "csrc/scheduler/ngram.h", "speculation.py"),
-        beyond=10,  # what they cost, count and check: half of them in the scheduler
+        (
+            "csrc/kernels/attention/attention_siblings.cuh",
+            "csrc/scheduler/drafts.h",
+            "csrc/scheduler/ngram.h",
+            "speculation.py",
+        ),
+        beyond=14,  # what they cost, count and check: half of them in the scheduler
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
+    ),
+    Built(
+        "tensor parallel on a CPU",
+        r"tensor_parallel_size|\bRanks?\b|RankLost|kRankLost|\bshard",
+        6,
+        (
+            "engine/plan_words.py",
+            "engine/ranks.py",
+            "kernels/all_reduce.py",
+            "kernels/cpu/all_reduce.py",
+            "models/shard.py",
+            "models/weights/cuts.py",
+            "models/weights/rank_reader.py",
+        ),
+        beyond=0,
     ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
@@ -85,17 +105,17 @@ PENDING = [
         ("adapters", "kernels/gpu/lora.py"),
     ),
     Pending(
-        "tensor parallel",
+        "tensor parallel on GPUs",
         6,
         (
             "config.py",
             "csrc/device/scheduler_kernel.cu",
             "engine/gpu.py",
             "runner/gpu_streams.py",
-            "models/spec.py",
-            "models/weights/decoder_loader.py",
+            "engine/boot.py",
+            "models/weights/rank_reader.py",
         ),
-        ("engine/ranks.py", "csrc/device/ranks.h"),
+        ("csrc/device/ranks.h", "kernels/gpu/all_reduce.py"),
     ),
 ]
 

@@ -221,7 +221,7 @@ def test_the_tokenizer_has_the_methods_of_transformers() -> None:
         {"enable_prefix_caching": 1},
         {"device": "tpu"},
         {"no_such_option": 1},
-        {"tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
     ],
 )
 def test_an_option_of_another_kind_is_a_value_error(options: dict[str, Any], tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_a_script_for_vllm_generates() -> None:
     with LLM("Qwen/Qwen3-8B", revision="v1", device="cpu", **options, **sizes) as model:
         [output] = model.generate("Hi", SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
     assert len(output.outputs[0].token_ids) == 2
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2 is not supported: fewer GPUs"):
-        LLM("Qwen/Qwen3-8B", tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="--pipeline-parallel-size 2 is not supported: fewer GPUs"):
+        LLM("Qwen/Qwen3-8B", pipeline_parallel_size=2)
 
 
 @pytest.mark.parametrize(

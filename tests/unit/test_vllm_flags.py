@@ -105,7 +105,8 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
         (["--hf-overrides.a.b", "2k", "--hf_overrides.a.c=x"], ['--hf-overrides={"a": {"b": 2000, "c": "x"}}']),
         (["--hf-overrides.a+", "x,y"], ['--hf-overrides={"a": ["x", "y"]}']),
         (["--default-chat-template-kwargs", '{"a": false}'], ['--default-chat-template-kwargs={"a": false}']),
-        (["-tp", "1", "-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], ["--data-parallel-size=1"]),
+        (["-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], ["--data-parallel-size=1"]),
+        (["-tp", "2"], ["--tensor-parallel-size=2"]),
         (["-dp", "2", "-dpl", "2", "-dpb", "mp", "-asc", "2"], ["--data-parallel-size=2", "--frontend-workers=2"]),
         (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], []),
         (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
@@ -133,7 +134,7 @@ def test_a_flag_of_vllm_becomes_blinks_own(words: list[str], own: list[str]) -> 
         (["--limit-mm-per-prompt", "image=2"], ["--limit-mm-per-prompt"]),
         (["--max-logprobs", "-1"], ["--max-logprobs"]),
         (["--structured-outputs-config.backend", "xgrammar"], []),
-        (["-tp", "1"], []),
+        (["-dcp", "1"], []),
     ],
 )
 def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> None:
@@ -146,7 +147,7 @@ def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "reasons"),
     [
-        (["-tp", "2"], ["--tensor-parallel-size 2", "fewer GPUs than asked", "one GPU"]),
+        (["-dcp", "2"], ["--decode-context-parallel-size 2", "fewer GPUs than asked", "one GPU"]),
         (["--pipeline_parallel_size=4"], ["--pipeline-parallel-size 4", "one GPU"]),
         (["-ep"], ["--enable-expert-parallel", "not yet"]),
         (["--enable-lora"], ["--enable-lora", "not yet: LoRA"]),
@@ -187,7 +188,7 @@ served-model-name: one
 enable-prefix-caching: false
 enforce-eager: true
 trust-remote-code: false
-tensor-parallel-size: 1
+pipeline-parallel-size: 1
 allowed-origins: ["http://x"]
 hf-overrides: {rope_theta: 5.0}
 chat-template: null
@@ -233,13 +234,13 @@ def test_help_stays_short(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
-    options = {"tensor_parallel_size": 1, "trust_remote_code": True, "dtype": "half", "max_model_len": None, "x": 1}
+    options = {"pipeline_parallel_size": 1, "trust_remote_code": True, "dtype": "half", "max_model_len": None, "x": 1}
     more = {"enforce_eager": True, "hf_overrides": {"a": 1}, "rope_theta": 5, "device_memory_utilization": 0.5}
     found = to_own_options({**options, **more}, {"dtype", "max_model_len", "hf_overrides", "gpu_memory_utilization"})
     overrides = json.loads(found.pop("hf_overrides"))
     assert overrides == {"a": 1, "rope_theta": 5}
     assert found == {"dtype": "float16", "x": 1, "gpu_memory_utilization": 0.5}
-    for refused in ({"tensor_parallel_size": 2}, {"enable_lora": True}):
+    for refused in ({"pipeline_parallel_size": 2}, {"enable_lora": True}):
         with pytest.raises(ConfigError, match=r"not yet|fewer GPUs"):
             to_own_options(refused, ())
 

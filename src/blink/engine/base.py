@@ -68,8 +68,8 @@ class Engine(ABC):
         config = self._config = self._complete(config)
         self._num_snapshots = 0
         self._listener = open_listener(config)
-        self._model = load_model(config.model, device, resolve_dtype(config.model.dtype, device))
-        self._runner = Runner(self._model)
+        self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
+        self._model = self._runner.model
         spec = self._model.spec
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
@@ -106,6 +106,9 @@ class Engine(ABC):
         self._has_lost_region = False
         self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
         self._log_memory(size)
+
+    def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
+        return Runner(load_model(config.model, device, dtype))
 
     def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
@@ -283,7 +286,7 @@ class Engine(ABC):
     def _check_memory(self, size: CacheSize) -> None:
         """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""
         free = read_available_memory()
-        wanted = self._cache_shape.count_bytes(size) + self._state_bytes
+        wanted = (self._cache_shape.count_bytes(size) + self._state_bytes) * self._config.tensor_parallel_size
         if self._model.device.type == "cpu" and wanted > free:
             raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,11 +15,21 @@ from torch import Tensor
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
+from blink.engine.costs import first_layer
+from blink.engine.geometry import count_slots
+from blink.engine.plan_words import PlanKind, StepPlanWords
+from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
+from blink.errors import RankLostError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
-from blink.region.layout import StepKind
+from blink.kernels.layer_cache import KvCache
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import open_model
+from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
+from blink.runner.run import Runner
+from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
@@ -33,12 +45,58 @@ class CpuEngine(Engine):
     default_step_tokens = default_pooling_tokens = 256
     default_segment_ms = 10.0
     cost_seconds = 0.02
+    rank_timeout: ClassVar[float] = 30.0  # seconds that ranks wait for each other within a step
 
     def __init__(self, config: EngineConfig) -> None:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
-        super().__init__(config, torch.device("cpu"))
-        self._fill_costs()
+        self._followers: Followers | None = None
+        try:
+            super().__init__(config, torch.device("cpu"))
+            self._fill_costs()
+        except BaseException:
+            self._end_followers()
+            raise
+
+    def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
+        size = config.tensor_parallel_size
+        if size == 1:
+            return super()._load(config, device, dtype)
+        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+        self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
+        return self._followers.runner
+
+    def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
+        if self._followers is not None:
+            self._followers.allocate(functools.partial(self._allocate_rank, size))
+        return super()._allocate_kv_cache(size)
+
+    def _allocate_rank(self, size: CacheSize, model: Decoder) -> RankMemory:
+        """Allocate what a follower keeps, as large as what rank 0 does."""
+        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
+        cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+        residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
+        return RankMemory(self._batch, self._segmented_batch, cache, residual)
+
+    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
+        run = functools.partial(super()._run_step, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+        if self._followers is None:
+            run()
+        else:
+            self._followers.run(StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows, decoding, scoring), run)
+
+    def _run_segment(
+        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+    ) -> Stream | None:
+        run = functools.partial(super()._run_segment, size, segment, num_segments, before)
+        if self._followers is None:
+            return run()
+        layers = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
+        return self._followers.run(StepPlanWords(PlanKind.SEGMENT, *size, False, *layers), run)
+
+    def _end_followers(self) -> None:
+        if self._followers is not None:
+            self._followers.end()
 
     def _measure_free(self, config: EngineConfig) -> int:
         del config
@@ -67,14 +125,15 @@ class CpuEngine(Engine):
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
         if kind >= 0:
-            lib.blink_loop_finish(self._loop, self._has_failed(kind))
+            lib.blink_loop_finish(self._loop, self._compute(kind))
         return kind != _ENDED
 
     def _end(self) -> None:
         lib.blink_loop_stop(self._loop)
+        self._end_followers()
 
-    def _has_failed(self, kind: int) -> bool:
-        """Run what the scheduler has launched, a step or a segment; return whether the model failed."""
+    def _compute(self, kind: int) -> int:
+        """Run what the scheduler has launched, a step or a segment; return what failed, as csrc's StepOutput has it."""
         try:
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
@@ -83,10 +142,13 @@ class CpuEngine(Engine):
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
                 size = (*self._size_of(self._segmented_batch), False)
                 self._run_segment(size, segment, self._num_segments[graph])
+        except RankLostError as error:
+            logger.error("%s; the engine stops", error)
+            return CONSTANTS["first_lost_rank"] + error.rank
         except Exception:
             logger.exception("the model failed; the engine stops")
-            return True
-        return False
+            return 1
+        return 0
 
     @staticmethod
     def _size_of(batch: Batch) -> tuple[int, int]:

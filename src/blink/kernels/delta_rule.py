@@ -31,6 +31,10 @@ class DeltaWeights(NamedTuple):
     k_dim: int
     conv_bias: None = None  # there is none
 
+    def among(self, ranks: object) -> DeltaWeights:  # noqa: ARG002 - as MambaWeights has it
+        """Return the same: heads have norms of their own."""
+        return self
+
     def project(self, qkvz: Tensor, gates: Tensor) -> Projections:
         """Name the parts of the results of a layer's two projections."""
         channels, heads = self.conv.shape[1], self.rate.shape[0]

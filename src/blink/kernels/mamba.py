@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from blink.kernels.all_reduce import ONE_RANK, Ranks
+
 
 class MambaWeights(NamedTuple):
     """A layer's weights beside its projections."""
@@ -30,6 +32,11 @@ class MambaWeights(NamedTuple):
     eps: float
     groups: int
     state_size: int  # n
+    ranks: Ranks = ONE_RANK  # that have heads of one group together
+
+    def among(self, ranks: Ranks) -> MambaWeights:
+        """Return the weights of a layer whose one group all of these ranks have heads of."""
+        return self._replace(ranks=ranks)
 
     def project(self, qkvz: Tensor, gates: Tensor) -> MambaProjections:
         """Name the parts of the results of a layer's two projections."""

@@ -22,6 +22,7 @@ def moe(
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Return the sum over each token's top_k experts of probability * expert(x).
 
@@ -29,22 +30,23 @@ def moe(
     down: [experts, hidden, size]; num_tokens: int32 [1], how many tokens are not padding; the GPU needs it and treats
     no others; biases: of gate_up [experts, 2 * size] and of down [experts, hidden]. Probabilities are a float32 softmax
     over all experts; `renormalize` makes the chosen ones sum to 1. weights: float32 [tokens, top_k], what a token's
-    results are multiplied by instead, from the expert of its largest logit on.
+    results are multiplied by instead, from the expert of its largest logit on. first: which of the router's experts is
+    the first here; those that are elsewhere add nothing.
     """
-    assert router_logits.shape == (x.shape[0], gate_up.shape[0])
+    assert len(router_logits) == len(x) and first + gate_up.shape[0] <= router_logits.shape[1]
     assert gate_up.shape[2] == down.shape[1] == x.shape[1]
     assert gate_up.shape[1] == 2 * down.shape[2]
-    assert 0 < top_k <= gate_up.shape[0]
+    assert 0 < top_k <= router_logits.shape[1]
     assert weights is None or weights.shape == (x.shape[0], top_k)
     if x.is_cuda:
         from blink.kernels.gpu.moe import grouped as gpu
 
-        assert num_tokens is not None
+        assert num_tokens is not None and first == 0 and gate_up.shape[0] == router_logits.shape[1]
         return gpu.moe(
             x, router_logits, gate_up, down, num_tokens,
             top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
         )  # fmt: skip
     return cpu.moe(
-        x, router_logits, gate_up, down,
+        x, router_logits, gate_up, down, first=first,
         top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
     )  # fmt: skip

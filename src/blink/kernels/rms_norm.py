@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from blink.kernels.all_reduce import ONE_RANK, Ranks, mean_of
 from blink.kernels.cpu import rms_norm as cpu
 
 
@@ -54,12 +55,12 @@ def _code_for(x: Tensor) -> ModuleType:
     return gpu
 
 
-def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float) -> None:
-    """Normalise some columns of x [rows, width] together, in place; weight: as many as columns.
+def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float, ranks: Ranks = ONE_RANK) -> None:
+    """Normalise some columns of x [rows, width] together, with those of all ranks, in place; weight: of the columns.
 
     For models that are not common: plain PyTorch on every device, and kernels alone, for a graph to hold.
     """
     part = x[:, columns]
     wide = part.float()
-    rate = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    rate = torch.rsqrt(mean_of(ranks, wide.square().mean(-1, keepdim=True)) + eps)
     torch.mul(wide * rate, weight, out=part)

@@ -14,12 +14,14 @@ from blink.sampling_params import MAX_LOGPROBS
 _CHUNK = 128  # tokens whose logits exist at once
 
 
-def score_prompts(hidden: Tensor, compute_head: Callable[[Tensor], Tensor], batch: Batch, num_rows: int) -> None:
+def score_prompts(
+    hidden: Tensor, compute_head: Callable[[Tensor], Tensor], batch: Batch, num_rows: int, *, writes: bool = True
+) -> None:
     """Write the logprob of the token behind each of the batch, and the most likely ones in its place.
 
     hidden: [tokens, hidden], of every token; compute_head: returns the logits of some of them; num_rows: padding
-    included. On the CPU only tokens are treated whose slots ask for it; on a GPU all are, for nothing there may depend
-    on the batch.
+    included; writes: False where compute_head serves another rank, which writes them. On the CPU only tokens are
+    treated whose slots ask for it; on a GPU all are, for nothing there may depend on the batch.
     """
     tokens = torch.arange(hidden.shape[0], device=hidden.device)
     slots = _slots_of(batch, tokens, num_rows)
@@ -27,7 +29,9 @@ def score_prompts(hidden: Tensor, compute_head: Callable[[Tensor], Tensor], batc
         wanted = _wanted(batch, tokens, slots)
         tokens, slots = tokens[wanted], slots[wanted]
     for chunk, slots_of_chunk in zip(tokens.split(_CHUNK), slots.split(_CHUNK), strict=True):
-        _score(compute_head(hidden.index_select(0, chunk)), batch, chunk, slots_of_chunk)
+        logits = compute_head(hidden.index_select(0, chunk))
+        if writes:
+            _score(logits, batch, chunk, slots_of_chunk)
 
 
 def _slots_of(batch: Batch, tokens: Tensor, num_rows: int) -> Tensor:

@@ -68,6 +68,7 @@ class MoeWeights:
     shared: SharedExpert | None = None
     beside: MlpBeside | None = None
     choice_bias: Tensor | None = None  # float32 [experts]; is added to scores for the choice alone
+    first: int = 0  # the router's number of the first expert here
 
     @property
     def sites(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from blink.models.mamba import Mamba2
 from blink.models.mlps import DenseMlp, MoeMlp
 from blink.models.part import Part
 from blink.models.rope import Rope, unrotated
+from blink.models.shard import divides_heads
 
 # Each head of queries and keys by itself, with a weight or (plain_head) without, or one norm over all of them.
 QkNorm = Literal["none", "head", "plain_head", "all_heads"]
@@ -132,6 +133,17 @@ class Attention(Part):
         again = None if self.latent is None else self.latent.query_matrix(self.heads)
         return [(self.in_size, hidden), *([again] if again else []), (hidden, self.out_size)]
 
+    def split_rules(self, size: int) -> dict[str, bool]:
+        """Return what a number of ranks must divide, and whether it does."""
+        return {
+            f"{self.heads} query heads": self.heads % size == 0,
+            f"{self.kv_heads} key-value heads": self.latent is not None or divides_heads(self.kv_heads, size),
+        }
+
+    def split(self, size: int) -> Attention:
+        """Return what one of so many ranks has: its heads, and the one latent whole."""
+        return replace(self, heads=self.heads // size, kv_heads=max(self.kv_heads // size, 1))
+
     def with_scale(self, scale: float) -> Attention:
         """Return attention whose scores are scaled so, as by default if that is the same."""
         return replace(self, scale=None if math.isclose(scale, self.head_dim**-0.5) else scale)
@@ -235,6 +247,14 @@ class GatedDeltaNet(Part):
         """Return the number of weights in the matrices that are quantized: not the one of 2 * v_heads rows."""
         return hidden * (self.in_size + self.out_size)
 
+    def split_rules(self, size: int) -> dict[str, bool]:
+        """Return what a number of ranks must divide, and whether it does."""
+        return {f"{self.k_heads} key heads of recurrent layers": self.k_heads % size == 0}
+
+    def split(self, size: int) -> GatedDeltaNet:
+        """Return what one of so many ranks has: its heads."""
+        return replace(self, k_heads=self.k_heads // size, v_heads=self.v_heads // size)
+
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""
         others = CONV_WIDTH * self.channels + 2 * self.v_heads + self.v_dim
@@ -257,6 +277,16 @@ class LayerSpec(Part):
     def rules(self) -> dict[str, bool]:
         """What the values must be to each other, and whether they are."""
         return self.mixer.rules | self.mlp.rules
+
+    def split_rules(self, size: int, block: int, mixer_block: int) -> dict[str, bool]:
+        """Return what a number of ranks must divide, and whether it does; block: columns that share a scale."""
+        columns, name = self.mixer.out_size, f"{self.mixer.out_size} columns in blocks of {mixer_block}"
+        whole = {name: columns % (size * mixer_block) == 0} if mixer_block > 1 else {}
+        return self.mixer.split_rules(size) | whole | self.mlp.split_rules(size, block)
+
+    def split(self, size: int, block: int) -> LayerSpec:
+        """Return what one of so many ranks has."""
+        return replace(self, mixer=self.mixer.split(size), mlp=self.mlp.split(size, block))
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blink.models.cache_layout import CONV_WIDTH, PerSequence
 from blink.models.part import Part
@@ -20,6 +20,7 @@ class Mamba2(Part):
     groups: int
     state_size: int
     conv_bias: bool = True
+    shares_group: bool = False  # all ranks have heads of the one group, over which outputs are normalised together
 
     @property
     def attention(self) -> None:
@@ -88,6 +89,18 @@ class Mamba2(Part):
     def num_matrix_weights(self, hidden: int) -> int:
         """Return the number of weights in the matrices that are quantized: not the one of a row for each head."""
         return hidden * (self.in_size + self.out_size)
+
+    def split_rules(self, size: int) -> dict[str, bool]:
+        """Return what a number of ranks must divide, and whether it does."""
+        return {
+            f"{self.heads} heads of recurrent layers": self.heads % size == 0,
+            f"{self.groups} groups of recurrent layers": self.groups == 1 or self.groups % size == 0,
+        }
+
+    def split(self, size: int) -> Mamba2:
+        """Return what one of so many ranks has: its heads, and their groups or a copy of the only one."""
+        groups = max(self.groups // size, 1)
+        return replace(self, heads=self.heads // size, groups=groups, shares_group=size > 1 and self.groups == 1)
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights."""

@@ -60,6 +60,18 @@ class DenseMlp(Part):
         """Return the number of all weights."""
         return self.num_matrix_weights(hidden) + self.biases * (self.inner_size + hidden)
 
+    def split_rules(self, size: int, block: int) -> dict[str, bool]:
+        """Return what a number of ranks must divide, and whether it does; block: columns that share a scale."""
+        return {_name_width("an MLP", self.size, block): self.size % (size * block) == 0}
+
+    def split(self, size: int, block: int) -> DenseMlp:  # noqa: ARG002 - as MoeMlp has it
+        """Return what one of so many ranks has."""
+        return replace(self, size=self.size // size)
+
+
+def _name_width(part: str, size: int, block: int) -> str:
+    return f"{part}'s width of {size}" + (f" in blocks of {block}" if block > 1 else "")
+
 
 Score = Literal["softmax", "sigmoid"]
 
@@ -105,6 +117,7 @@ class MoeMlp(Part):
     shared_size: int = 0  # of an expert that all tokens have, times the sigmoid of a gate; 0: there is none
     shared_gate: bool = True  # False: as it is
     scales_inputs: bool = False  # a token's one expert reads the token times the sigmoid of its logit
+    held: int = 0  # how many of the experts a rank has, each of them whole; 0: all, or a part of each
     # The shared one has no gate but norms of its own, as the experts have; the router reads the residual's own norm.
     is_beside: bool = False
 
@@ -117,6 +130,11 @@ class MoeMlp(Part):
     def mixture(self) -> MoeMlp:
         """It is one."""
         return self
+
+    @property
+    def own_experts(self) -> int:
+        """How many experts a rank has matrices of."""
+        return self.held or self.experts
 
     @property
     def active(self) -> MoeMlp:
@@ -142,12 +160,28 @@ class MoeMlp(Part):
 
     def num_expert_weights(self, hidden: int) -> int:
         """Return the number of weights in experts' matrices."""
-        return self.experts * 3 * hidden * self.size
+        return self.own_experts * 3 * hidden * self.size
 
     def num_parameters(self, hidden: int) -> int:
         """Return the number of all weights, the router's and its bias too."""
-        biases = self.biases * self.experts * (2 * self.size + hidden + 1)
+        biases = self.biases * (self.own_experts * (2 * self.size + hidden) + self.experts)
         shared_gate = hidden if self.shared_size and self.shared_gate else 0
         others = 4 * hidden + self.experts if self.is_beside else shared_gate
         router = (hidden + self.router.has_bias) * self.experts
         return self.num_matrix_weights(hidden) + router + others + biases
+
+    def split_rules(self, size: int, block: int) -> dict[str, bool]:
+        """Return what a number of ranks must divide, and whether it does; block: columns that share a scale."""
+        shared = {} if self.dense is None else self.dense.split_rules(size, block)
+        name = f"{_name_width('each expert', self.size, block)} or {self.experts} experts"
+        return {name: self._has_parts(size, block) or self.experts % size == 0, **shared}
+
+    def split(self, size: int, block: int) -> MoeMlp:
+        """Return what one of so many ranks has: a part of each expert, or whole ones where blocks forbid parts."""
+        own = replace(self, shared_size=self.shared_size // size)
+        if self._has_parts(size, block):
+            return replace(own, size=self.size // size)
+        return replace(own, held=self.experts // size)
+
+    def _has_parts(self, size: int, block: int) -> bool:
+        return self.size % (size * block) == 0

@@ -14,6 +14,7 @@ from blink.models.layers import Attention, LayerSpec, shorten_window
 from blink.models.mlps import MoeMlp
 from blink.models.part import Part
 from blink.models.pooling import Pooling
+from blink.models.shard import WHOLE, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class ModelSpec(Part):
     embedding_size: int = 0  # of embeddings that are projected to hidden_size, and back for logits; 0: none are
     pooling: Pooling | None = None  # None: the model generates
     quantization: Quantization | None = None  # of the checkpoint's matrices
+    shard: Shard = WHOLE  # what the layers are parts of; the vocabulary's size is that of all
 
     def check(self, place: str) -> None:
         """Check what the values must be to each other; `place` names the file that they come from.
@@ -119,6 +121,38 @@ class ModelSpec(Part):
 
         return replace(self.with_attention(fit), max_model_len=max_model_len)
 
+    def split(self, size: int, block: int = 1) -> tuple[ModelSpec, ...]:
+        """Return what each of so many ranks has; block: columns of a row that cannot be parted, for they share a scale.
+
+        Raises:
+            ConfigError: the size does not divide the model.
+        """
+        if self.pooling is not None and self.pooling.score_tokens is not None:
+            raise ConfigError(
+                f"--tensor-parallel-size {size}: rerankers that score by tokens run on one rank: leave it out"
+            )
+        broken = self._find_broken(size, block)
+        if broken:
+            fitting = [str(one) for one in range(1, 65) if not self._find_broken(one, block)]
+            raise ConfigError(
+                f"--tensor-parallel-size {size} does not divide the model's {' or '.join(broken)}; "
+                f"sizes that fit: {', '.join(fitting)}"
+            )
+        layers = self.with_layers(lambda layer: layer.split(size, block))
+        return tuple(replace(layers, shard=Shard(rank, size)) for rank in range(size))
+
+    def _find_broken(self, size: int, block: int) -> list[str]:
+        if size == 1:
+            return []
+        mixer_block = 1 if self.quantization is not None and self.quantization.experts_only else block
+        rules = [layer.split_rules(size, block, mixer_block) for layer in self.distinct_layers]
+        return list(dict.fromkeys(rule for each in rules for rule, holds in each.items() if not holds))
+
+    @property
+    def vocab_part(self) -> range:
+        """The tokens whose rows of embedding and output layer the rank has."""
+        return self.shard.take_rows(self.vocab_size)
+
     def count(self, measure: Callable[[LayerSpec], int]) -> int:
         """Return the sum of a number over all layers."""
         times = Counter(map(id, self.layers))
@@ -151,7 +185,7 @@ class ModelSpec(Part):
     def num_parameters(self) -> int:
         """Number of weights, those of a tied embedding counted once."""
         width = self.embedding_size or self.hidden_size
-        embeddings = self.vocab_size * width * (1 if self.tie_embeddings else 2)
+        embeddings = len(self.vocab_part) * width * (1 if self.tie_embeddings else 2)
         projections = 2 * self.hidden_size * self.embedding_size
         table = 0 if self.positions is None else self.positions.rows * self.hidden_size
         norm = 0 if self.layers[-1].norms == "replacing" else self.layers[-1].norm_size(self.hidden_size)

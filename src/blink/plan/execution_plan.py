@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from blink.formats.schemes import FormatId
-from blink.plan.site import Bucket
+from blink.plan.site import Bucket, Epilogue
 
 
 class NormStyle(Enum):
@@ -30,11 +30,12 @@ class Choice:
     # Its activations are hi/lo FP8 in the order of these weights; None: in their own type.
     reads: FormatId | None = None
     refused: tuple[str, ...] = field(default=(), compare=False)  # kernels that come before it, each with its reason
+    epilogue: Epilogue = Epilogue.STORE
 
     @property
     def title(self) -> str:
-        """Kernel and tiles."""
-        return f"{self.kernel} {self.config}".rstrip()
+        """Kernel, tiles and epilogue."""
+        return " ".join(filter(None, (self.kernel, self.config, self.epilogue.value)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class LayerPlan:
     experts: Choice | None = None
     gates: Choice | None = None  # of a recurrent layer: its second projection
     query: Choice | None = None  # of latent attention: the second projection of queries
+    all_reduce: Choice | None = None  # of what `output`, `down` and `experts` compute in part; None: one rank has all
 
     @property
     def reads_mlp(self) -> FormatId | None:
@@ -62,6 +64,7 @@ class LayerPlan:
         named = {
             "qkv": self.qkv, "gates": self.gates, "q_b": self.query, "attend": self.attend, "o_proj": self.output,
             "gate_up": self.gate_up, "down": self.down, "router": self.router, "experts": self.experts,
+            "all_reduce": self.all_reduce,
         }  # fmt: skip
         return {name: choice for name, choice in named.items() if choice is not None}
 

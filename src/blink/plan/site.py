@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,13 @@ class Bucket:
         """The size in words."""
         rows = f"{self.rows} row{'s' if self.rows > 1 else ''}"
         return f"decode, {rows}" if self.decoding else f"prefill, {self.tokens} tokens of {rows}"
+
+
+class Epilogue(Enum):
+    """What becomes of a GEMM's results."""
+
+    STORE = ""  # whoever reads them does the rest
+    PARTIAL = "partial sums"  # to where the other ranks read them: an all-reduce adds them up
 
 
 def first_reason(reasons: Mapping[str, bool]) -> str | None:

@@ -116,8 +116,9 @@ def _normalize_all_heads(step: Step, qkv: Tensor, index: int, mixer: Attention) 
     """Apply the norm over all query heads and that over all key heads, where a layer has them."""
     norm = step.model.layers[index].wide_norm
     if norm is not None:
-        rms_norm_columns(qkv, slice(0, mixer.q_size), norm.query_weight, norm.eps)
-        rms_norm_columns(qkv, slice(mixer.q_size, mixer.q_size + mixer.kv_size), norm.key_weight, norm.eps)
+        keys = slice(mixer.q_size, mixer.q_size + mixer.kv_size)
+        rms_norm_columns(qkv, slice(0, mixer.q_size), norm.query_weight, norm.eps, step.ranks)
+        rms_norm_columns(qkv, keys, norm.key_weight, norm.eps, step.ranks)
 
 
 def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -130,7 +131,11 @@ def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int
     def advance(qkvz: Tensor, gates: Tensor, index: int) -> Tensor:
         recurrent = step.model.layers[index].recurrent
         assert recurrent is not None
-        kernel = code.recurrences[step.plan.layers[index].attend.kernel]
-        return kernel(recurrent.rule.project(qkvz, gates), step.kv_cache.recurrent[index], rows, recurrent.rule)
+        kernel, rule = code.recurrences[step.plan.layers[index].attend.kernel], recurrent.rule
+        mixer = step.model.spec.layers[index].mixer.recurrence
+        mamba = None if mixer is None else mixer.mamba
+        if mamba is not None and mamba.shares_group:
+            rule = rule.among(step.ranks)
+        return kernel(rule.project(qkvz, gates), step.kv_cache.recurrent[index], rows, rule)
 
     return advance

@@ -35,6 +35,7 @@ def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, 
         activation=mlp.spec.activation,
         biases=mlp.biases,
         weights=weights,
+        first=mlp.first,
     )
 
 

@@ -102,6 +102,10 @@ class GpuDevice:
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
         yield Option(GATHERED, None)
 
+    def list_all_reduces(self) -> Iterable[Option]:
+        """Return none: engine/boot.py refuses several ranks."""
+        return ()
+
 
 def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: int) -> Option:
     if mixer is None:

@@ -15,7 +15,7 @@ from blink.kernels.norm import LAYER_NORMS, RMS_NORMS
 from blink.kernels.operands import Norm
 from blink.kernels.rms_norm import add_norm, rms_norm
 from blink.kernels.router import choose_experts
-from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights, SharedExpert
+from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
 from blink.runner.matmul import linear
 from blink.runner.step import Step, cap_logits, take_last_tokens
@@ -74,11 +74,11 @@ class NormKernels(Stream):
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""
-        self._write(self._multiply(x, weight, bias, choice), then)
+        self._write(self._sum(self._multiply(x, weight, bias, choice)), then)
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a gated MLP of the norm of the residual."""
-        self._write(self._run_dense(self.read(norm), mlp, plan), then)
+        self._write(self._sum(self._run_dense(self.read(norm), mlp, plan)), then)
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
@@ -86,13 +86,13 @@ class NormKernels(Stream):
         if mlp.beside is not None:
             self._write(self._run_beside(hidden, mlp, mlp.beside, plan), then)
             return
-        found = self._mix(hidden, hidden, mlp, plan)
-        if mlp.shared is not None:
-            found = self._add_shared(found, hidden, mlp.shared, plan)
-        self._write(found, then)
+        self._write(self._sum(self._run_experts(hidden, mlp, plan)), then)
 
-    def _add_shared(self, found: Tensor, hidden: Tensor, shared: SharedExpert, plan: LayerPlan) -> Tensor:
-        """Add what the expert of all tokens makes of them to what the others found."""
+    def _run_experts(self, hidden: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
+        """Return the mixture of experts of rows, with what the expert of all tokens makes of them."""
+        found, shared = self._mix(hidden, hidden, mlp, plan), mlp.shared
+        if shared is None:
+            return found
         same = self._run_dense(hidden, shared.mlp, plan)
         if shared.gate is None:
             return found.add_(same)
@@ -100,9 +100,9 @@ class NormKernels(Stream):
 
     def _run_beside(self, hidden: Tensor, mlp: MoeWeights, beside: MlpBeside, plan: LayerPlan) -> Tensor:
         """Return an MLP of the norm of the residual, and experts of other norms of it."""
-        dense = rms_norm(self._run_dense(hidden, beside.mlp, plan), beside.end_norm, self._eps)
+        dense = rms_norm(self._sum(self._run_dense(hidden, beside.mlp, plan)), beside.end_norm, self._eps)
         routed = rms_norm(self.residual, beside.router_norm, self._eps)
-        found = self._mix(rms_norm(self.residual, beside.experts_norm, self._eps), routed, mlp, plan)
+        found = self._sum(self._mix(rms_norm(self.residual, beside.experts_norm, self._eps), routed, mlp, plan))
         return dense.add_(rms_norm(found, beside.experts_end_norm, self._eps))
 
     def _mix(self, hidden: Tensor, routed: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
@@ -136,7 +136,7 @@ class NormKernels(Stream):
         else:
             starts, update = batch.query_starts, self._normalize(self._pending)
             hidden = self._norms.last_tokens(update, model.norm, self._eps, self.residual, starts, rows)
-        return cap_logits(model.spec, self._multiply(hidden, weight, None, choice))
+        return cap_logits(model.spec, self._step.ranks.join(self._multiply(hidden, weight, None, choice)))
 
     def pause(self) -> None:
         """Leave all in the residual."""
@@ -157,6 +157,10 @@ class NormKernels(Stream):
         if then.scale != 1:
             update, end_norm = self._normalize(_Pending(update, end_norm)).mul_(then.scale), None
         self._pending = _Pending(update, end_norm)
+
+    def _sum(self, partial: Tensor) -> Tensor:
+        """Return what all ranks have computed together (Epilogue.PARTIAL)."""
+        return self._step.ranks.add(partial)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
         return self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias)

@@ -13,7 +13,7 @@ from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.layers import LayerSpec
 from blink.plan.execution_plan import Choice, ExecutionPlan, LayerPlan, NormStyle, StepPlan
-from blink.plan.site import Bucket
+from blink.plan.site import Bucket, Epilogue
 from blink.runner.sites import LayerSites, ModelSites
 
 
@@ -57,6 +57,10 @@ class Device(Protocol):
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's experts."""
+        ...
+
+    def list_all_reduces(self) -> Iterable[Option]:
+        """List the kernels that add up what ranks have computed."""
         ...
 
 
@@ -125,7 +129,7 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
         return None if matrix is None else choose_matmul(device, matrix, bucket.tokens)
 
     gate_up, down = layer.dense or (None, None)
-    return LayerPlan(
+    found = LayerPlan(
         qkv=choose_matmul(device, layer.qkv, bucket.tokens),
         gates=multiply(layer.gates),
         query=multiply(layer.query),
@@ -136,6 +140,18 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
         router=multiply(layer.router),
         experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),
     )
+    return found if model.spec.shard.size == 1 else _share(device, found)
+
+
+def _share(device: Device, plan: LayerPlan) -> LayerPlan:
+    """Return the plan of a layer that ranks share: their results are partial, and an all-reduce adds them up."""
+
+    def part(choice: Choice | None) -> Choice | None:
+        return None if choice is None else replace(choice, epilogue=Epilogue.PARTIAL)
+
+    output = replace(plan.output, epilogue=Epilogue.PARTIAL)
+    all_reduce = choose(device.list_all_reduces())
+    return replace(plan, output=output, down=part(plan.down), experts=part(plan.experts), all_reduce=all_reduce)
 
 
 def plan_model(device: Device, model: ModelSites, buckets: Iterable[Bucket]) -> ExecutionPlan:

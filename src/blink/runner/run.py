@@ -8,6 +8,7 @@ from torch import Tensor
 
 from blink.formats.base import take_rows
 from blink.formats.schemes import FormatId
+from blink.kernels.all_reduce import ONE_RANK, Ranks
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.operands import Norm
@@ -32,8 +33,10 @@ from blink.runner.stream import Stream, Then
 class Runner:
     """Runs a model's steps. They write the KV cache and the batch's outputs and keep no other state."""
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, ranks: Ranks = ONE_RANK) -> None:
+        """Run a model, or one rank's part of it; only the first rank writes the batch's outputs."""
         self.model = model
+        self._ranks = ranks
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
@@ -58,14 +61,16 @@ class Runner:
         logprobs of the prompts' own tokens are wanted beside the samples. A model that pools makes vectors instead.
         """
         if self._pooler is not None:
-            self._pooler.pool(self.compute_hidden(batch, kv_cache, num_tokens, num_rows), batch, num_rows)
+            hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
+            if self._writes:
+                self._pooler.pool(hidden, batch, num_rows)
             return
         if scoring:
             hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
-            score_prompts(hidden, self._compute_head, batch, num_rows)
-            sample(self._compute_head(take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
+            score_prompts(hidden, self._compute_head, batch, num_rows, writes=self._writes)
+            self._sample(self._compute_head(take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
             return
-        sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
+        self._sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
 
     @torch.inference_mode()
     def compute_logits(
@@ -99,7 +104,7 @@ class Runner:
         self._run_layers(step, layers, stream, make_attention(step, layers, self._code))
         if layers.stop < len(self.model.layers):
             return stream.pause()
-        sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size[1])
+        self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size[1])
         return None
 
     @torch.inference_mode()
@@ -121,7 +126,7 @@ class Runner:
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
-        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache)
+        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks)
 
     def _begin(self, step: Step) -> Stream:
         """Begin with the embeddings. Snapshots are loaded before: see kernels/gpu/recurrent/decode.py."""
@@ -140,11 +145,29 @@ class Runner:
 
     def _embed(self, batch: Batch, num_tokens: int, out: Tensor | None = None) -> Tensor:
         """Return what the layers begin with [tokens, hidden]; in `out` if that is given."""
-        residual = take_rows(self.model.embedding, batch.input_ids[:num_tokens], out)
+        residual = self._look_up(batch.input_ids[:num_tokens], out)
         scale, table = self.model.spec.embedding_scale, self.model.positions
         if scale != 1:
             residual.mul_(scale)
         return residual if table is None else residual.add_(table.index_select(0, batch.positions[:num_tokens]))
+
+    def _look_up(self, ids: Tensor, out: Tensor | None) -> Tensor:
+        """Return the embeddings of tokens [tokens, hidden], of which each rank has some of the vocabulary's rows."""
+        if self._ranks.size == 1:
+            return take_rows(self.model.embedding, ids, out)
+        part = self.model.spec.vocab_part
+        is_elsewhere = (ids < part.start) | (ids >= part.stop)
+        rows = take_rows(self.model.embedding, (ids - part.start).masked_fill_(is_elsewhere, 0))
+        found = self._ranks.add(rows.masked_fill_(is_elsewhere[:, None], 0))
+        return found if out is None else out.copy_(found)
+
+    @property
+    def _writes(self) -> bool:
+        return self._ranks.rank == 0
+
+    def _sample(self, logits: Tensor, batch: Batch, num_rows: int) -> None:
+        if self._writes:
+            sample(logits, batch, num_rows)
 
     @property
     def _all_layers(self) -> range:
@@ -183,4 +206,4 @@ class Runner:
         return self.model.layers[index + 1].attention_norm, step.plan.layers[index + 1].qkv.reads
 
     def _compute_head(self, hidden: Tensor) -> Tensor:
-        return cap_logits(self.model.spec, linear(hidden, self.model.lm_head))
+        return cap_logits(self.model.spec, self._ranks.join(linear(hidden, self.model.lm_head)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from blink.kernels.all_reduce import Ranks
 from blink.kernels.batch import Batch, Header
 from blink.kernels.latent import LatentKernels
 from blink.kernels.layer_cache import KvCache
@@ -54,6 +55,7 @@ class Step:
     bucket: Bucket
     batch: Batch
     kv_cache: KvCache
+    ranks: Ranks
 
     @property
     def num_tokens(self) -> Tensor:

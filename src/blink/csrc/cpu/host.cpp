@@ -87,7 +87,7 @@ const char* blink_check_integrity(const State* state) { return check_integrity(*
 
 Loop* blink_loop_start(State* state) { return new Loop(*state); }
 int32_t blink_loop_wait(Loop* loop, uint32_t timeout_ms) { return loop->wait(timeout_ms); }
-void blink_loop_finish(Loop* loop, uint32_t failed) { loop->finish(failed != 0); }
+void blink_loop_finish(Loop* loop, uint32_t failed) { loop->finish(failed); }
 void blink_loop_stop(Loop* loop) { delete loop; }
 
 uint32_t blink_load_u32(const uint32_t* word) { return load_acquire(*word); }

@@ -76,7 +76,8 @@ class Loop {
     return ended_ ? -2 : -1;
   }
 
-  void finish(bool failed) {
+  // failed: as StepOutput has it.
+  void finish(uint32_t failed) {
     const StepBuffers& launched = buffers_of(state_, kind_in_flight(state_));
     launched.output->failed = failed;
     store_release(launched.output->done_step, launched.header->step);

@@ -56,7 +56,9 @@ enum class ErrorCode : uint32_t {
   kRefCountCorrupt = 4,
   kHashTableCorrupt = 5,
   kLaunchFailed = 6,
+  kRankLost = 7,  // a rank of a tensor-parallel group failed or did not come; the detail is its number
 };
+constexpr uint32_t kFirstLostRank = 2;  // of StepOutput's `failed`
 
 // What one pass of the scheduler did. kHeld: there is work, and pacing lets it wait.
 enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4, kHeld = 5 };

@@ -140,6 +140,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kLaunchesPerWindow);
   CONSTANT(kInvalidLogits);
   CONSTANT(kGrammarDone);
+  CONSTANT(kFirstLostRank);
   CONSTANT(kMaxAutomatonBytes);
   CONSTANT(kMaxAutomata);
   CONSTANT(kAutomatonUnit);

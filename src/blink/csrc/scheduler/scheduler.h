@@ -216,7 +216,13 @@ BLINK_FN StepResult step(Env& env, State& s) {
   if (env.lane() == 0) s.retired_ns = glance.now;
   if (glance.outcome == Outcome::kFailed) {
     env.sync();
-    if (env.lane() == 0) fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
+    if (env.lane() == 0) {
+      const uint32_t failed = output_in_flight(s).failed;
+      if (failed >= kFirstLostRank)
+        fail(s, ErrorCode::kRankLost, BLINK_HERE, failed - kFirstLostRank);
+      else
+        fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
+    }
     env.sync();
     return StepResult::kFailed;
   }

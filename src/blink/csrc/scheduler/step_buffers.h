@@ -20,7 +20,7 @@ struct BatchHeader {
 struct StepOutput {
   FIELDS_OF(StepOutput);
   FIELD(uint64_t, done_step);  // the step that finished, stored with release
-  FIELD(uint32_t, failed);
+  FIELD(uint32_t, failed);     // 0: no; 1: the model did; kFirstLostRank + r: rank r is lost
 };
 
 // How a launch stands.

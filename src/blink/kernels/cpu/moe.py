@@ -24,13 +24,17 @@ def moe(
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Compute moe with PyTorch."""
     found, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
     weights = found if weights is None else weights
     result = torch.zeros_like(x)
-    for expert in experts.unique().tolist():
-        tokens, choices = (experts == expert).nonzero(as_tuple=True)
+    for chosen in experts.unique().tolist():
+        expert = chosen - first
+        if not 0 <= expert < gate_up.shape[0]:
+            continue
+        tokens, choices = (experts == chosen).nonzero(as_tuple=True)
         inner_bias, bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
         inner = activate(_multiply(x[tokens], gate_up[expert], inner_bias), activation)
         found = _multiply(inner, down[expert], bias)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import gguf
 import torch
@@ -29,6 +29,7 @@ _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.
 _DRAFT = "mtp."  # how the names of layers begin that predict further tokens
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DRAWN_ROWS = 8192  # of a random table in the host's memory, at once
+_BY_COLUMNS = re.compile(r"\.(attn_output|ffn_down|ssm_out)")  # names in GGUF files
 _PLACED_NAME = re.compile(r"(layers\.\d+\.)?(.+)(\.[^.]+)")
 
 
@@ -38,6 +39,7 @@ class Checkpoint(Protocol):
     norm_shift: float  # what is missing in the norms of a family that stores their weights minus 1
     # Whether a family's own order of rows, and projections that it has grouped by heads, come as in its files.
     keeps_groups: bool
+    stored_rows: GgufCheckpoint | None  # what gives matrices as stored, if they stay quantized on the device
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -70,6 +72,13 @@ class KeepBlocks:
     takes_experts: bool
 
 
+class StoredRows(NamedTuple):
+    """Matrices one below the other, as a file holds them."""
+
+    parts: list[GgufRows]
+    columns: int
+
+
 KEEP_ON_CPU = KeepBlocks(GgufWeight, takes_experts=True)
 
 
@@ -85,6 +94,7 @@ class GgufCheckpoint:
         self._keep = keep
         self._places = GgufPlaces(self._file, spec)
         self.num_drafts = self._places.count_drafts()
+        self.stored_rows: GgufCheckpoint | None = None if keep is None else self
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         place = self._places.find(name)
@@ -110,6 +120,22 @@ class GgufCheckpoint:
         target.copy_(values.view(target.shape))
 
     def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+        found = self.read_rows(names)
+        return None if found is None else self.keep(*found)
+
+    def keep(self, parts: Sequence[GgufRows], columns: int) -> QuantizedEmbedding:
+        """Return a weight of what read_rows() has returned, or of parts of it."""
+        assert self._keep is not None
+        return self._keep.make(parts, columns)
+
+    def count_block(self) -> int:
+        """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""
+        tensors = (tensor for name, tensor in self._file.tensors.items() if _BY_COLUMNS.search(name))
+        kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized}
+        return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1)
+
+    def read_rows(self, names: Sequence[str]) -> StoredRows | None:
+        """Return matrices that check() has found, as stored; None: they have to be filled."""
         places = [self._places.find(name) for name in names]
         tensors = [self._file.tensors[place.stored] for place in places]
         if self._keep is None or not all(map(_can_stay, tensors, places)):
@@ -121,7 +147,7 @@ class GgufCheckpoint:
             # A copy: a file that is mapped may shrink, which would end the process.
             rows = torch.from_numpy(self._file.read_rows(place.stored, place.expert).copy())
             parts.append(GgufRows(int(tensor.kind), _reorder(rows, place)))
-        return self._keep.make(parts, tensors[0].shape[-1])
+        return StoredRows(parts, tensors[0].shape[-1])
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Return all tensors by their names in the file, one entry of the first dimension after the other."""
@@ -152,6 +178,8 @@ class SafetensorsCheckpoint:
 
     norm_shift = 1.0
     keeps_groups = True
+
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, directory: Path, spec: ModelSpec | None = None) -> None:
         """Open a directory's files; spec: of the model, whose experts are to have the usual names; None: as stored."""
@@ -228,6 +256,8 @@ class DummyCheckpoint:
 
     norm_shift = 0.0
     keeps_groups = True
+
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._device = device

@@ -17,6 +17,7 @@ from blink.kernels.linear import pack_weight
 from blink.kernels.operands import UNSCALED, AttentionOptions, HeadNorm, KvScales, LayerNorm, Norm
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
+from blink.models.families.base import ExpertNames
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights, SharedExpert
 from blink.models.layers import Attention, LayerSpec
 from blink.models.mlps import DenseMlp, MoeMlp
@@ -82,7 +83,7 @@ class DecoderLoader:
         if spec.embedding_size:
             embedding, lm_head = self._multiply_projections(plain(embedding))
         elif not spec.tie_embeddings and spec.pooling is None:
-            lm_head = self._tensors.load_matrix({"lm_head": spec.vocab_size}, spec.hidden_size)
+            lm_head = self._tensors.load_matrix({"lm_head": len(spec.vocab_part)}, spec.hidden_size)
         inputs = load_layer_inputs(self._tensors, spec, self._table_device)
         kv_dtype = FP8 if self._kv_scales else None
         classifier = None if spec.pooling is None else self._load_classifier(spec.pooling, embedding)
@@ -94,14 +95,14 @@ class DecoderLoader:
             return None
         if pooling.score_tokens is None:
             return self._tensors.read("score.weight", 1, self._spec.hidden_size).float()
-        shape = self._spec.vocab_size, self._spec.hidden_size
+        shape = len(self._spec.vocab_part), self._spec.hidden_size
         head = plain(embedding) if self._spec.tie_embeddings else self._tensors.read("lm_head.weight", *shape)
         first, second = head[[*pooling.score_tokens]].float()
         return (second - first)[None]
 
     def _load_vocabulary(self, name: str) -> Tensor | QuantizedEmbedding:
         """Read a row for each token."""
-        shape = (self._spec.vocab_size, self._spec.embedding_size or self._spec.hidden_size)
+        shape = (len(self._spec.vocab_part), self._spec.embedding_size or self._spec.hidden_size)
         self._checkpoint.check(name, shape)
         quantized = self._target.read_quantized(self._checkpoint, name)
         return self._tensors.read(name, *shape) if quantized is None else quantized
@@ -185,16 +186,20 @@ class DecoderLoader:
         )
         return HeadNorm(query, key, self._spec.rms_norm_eps)
 
+    def _load_experts(self, mlp: MoeMlp, block: str, names: ExpertNames) -> MoeWeights:
+        experts = load_experts(self._checkpoint, mlp, block, self._spec.hidden_size, names, self._target)
+        return replace(experts, first=mlp.held * self._spec.shard.rank)
+
     def _load_mlp(self, mlp: DenseMlp | MoeMlp, layer: str) -> DenseWeights | MoeWeights:
         hidden, names = self._spec.hidden_size, self._family.experts
         if mlp.mixture is not None:
             assert names is not None
             if mlp.mixture.is_beside:
                 assert mlp.dense is not None
-                experts = load_experts(self._checkpoint, mlp.mixture, layer, hidden, names, self._target)
+                experts = self._load_experts(mlp.mixture, layer, names)
                 return add_mlp_beside(self._tensors, experts, self._load_dense(mlp.dense, f"{layer}.mlp"), layer)
             block = f"{layer}.{names.block}"
-            experts = load_experts(self._checkpoint, mlp.mixture, block, hidden, names, self._target)
+            experts = self._load_experts(mlp.mixture, block, names)
             if mlp.dense is None:
                 return experts
             shared = self._load_dense(mlp.dense, f"{block}.{names.shared}" if names.shared else f"{layer}.mlp")

@@ -52,13 +52,13 @@ def _load_each(
     """Read gate-up and down matrices, of which each expert has tensors of its own."""
     size = mlp.size
     gate, up, down = (f"{prefix}.{{}}.{name}.weight" for name in names.projections)
-    for expert in range(mlp.experts):
+    for expert in range(mlp.own_experts):
         checkpoint.check(gate.format(expert), (size, hidden))
         checkpoint.check(up.format(expert), (size, hidden))
         checkpoint.check(down.format(expert), (hidden, size))
     return (
-        _read_experts(checkpoint, mlp.experts, {gate: size, up: size}, hidden, target),
-        _read_experts(checkpoint, mlp.experts, {down: hidden}, size, target),
+        _read_experts(checkpoint, mlp.own_experts, {gate: size, up: size}, hidden, target),
+        _read_experts(checkpoint, mlp.own_experts, {down: hidden}, size, target),
     )
 
 
@@ -82,10 +82,10 @@ def _read_experts(
 
 def _load_joined(checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, target: WeightTarget) -> MoeWeights:
     """Read experts of one tensor: matrices transposed, gate and up in alternating columns."""
-    count, size = mlp.experts, mlp.size
+    count, size = mlp.own_experts, mlp.size
     shapes = {
-        "router.weight": (count, hidden),
-        "router.bias": (count,),
+        "router.weight": (mlp.experts, hidden),
+        "router.bias": (mlp.experts,),
         "experts.gate_up_proj": (count, hidden, 2 * size),
         "experts.gate_up_proj_bias": (count, 2 * size),
         "experts.down_proj": (count, size, hidden),
@@ -93,7 +93,7 @@ def _load_joined(checkpoint: Checkpoint, mlp: MoeMlp, prefix: str, hidden: int, 
     }
     for name, shape in shapes.items():
         checkpoint.check(f"{prefix}.{name}", shape)
-    router, router_bias = target.allocate(count, hidden), target.allocate(count)
+    router, router_bias = target.allocate(mlp.experts, hidden), target.allocate(mlp.experts)
     gate_up_bias, down_bias = target.allocate(count, 2 * size), target.allocate(count, hidden)
     target.fill(checkpoint, f"{prefix}.router.weight", router)
     target.fill(checkpoint, f"{prefix}.router.bias", router_bias)

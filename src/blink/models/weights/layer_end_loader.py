@@ -34,7 +34,7 @@ def add_mlp_beside(tensors: TensorLoader, experts: MoeWeights, mlp: DenseWeights
         raise ConfigError(f"'{layer}.experts' are of a GGUF file, which is not supported; use another model.")
     count, hidden = experts.router.shape
     scales = tensors.read(f"{layer}.router.per_expert_scale", count, dtype=torch.float32)
-    multiply_experts(experts.down, scales)
+    multiply_experts(experts.down, scales[experts.first : experts.first + experts.spec.own_experts])
     router_norm = tensors.read(f"{layer}.router.scale", hidden, dtype=torch.float32).mul_(hidden**-0.5)
     end, before, after = (
         tensors.read(f"{layer}.{name}.weight", hidden)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,11 +31,13 @@ from blink.models.weights.checkpoint import (
     KeepBlocks,
     SafetensorsCheckpoint,
 )
+from blink.models.weights.cuts import Cuts
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
+from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
 from blink.models.weights.source import check_method, find_format, read_spec
 from blink.models.weights.token_table import choose_table_device, let_gpu_read
 
@@ -67,6 +70,75 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     Raises:
         ConfigError: the model is missing, incomplete or not supported; the message says what to do.
     """
+    return open_model(config, device, dtype).load()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is described and whose files are open."""
+
+    spec: ModelSpec
+    target: WeightTarget
+    checkpoint: Checkpoint
+    kv_scales: Sequence[KvScales]
+    table_device: torch.device
+
+    def load(self) -> Decoder:
+        """Load the whole model.
+
+        Raises:
+            ConfigError: a weight is missing, of another shape, or there is no memory.
+        """
+        return self._load(self.checkpoint, self.spec)
+
+    def split(self, size: int) -> Callable[[int], Decoder]:
+        """Return what loads the part of one of so many ranks; each is to call it, on a thread of its own.
+
+        Raises:
+            ConfigError: the size does not divide the model.
+        """
+        block = _count_block(self.checkpoint, self.spec)
+        reads, specs = SharedReads(size), self.spec.split(size, block)
+
+        def load(rank: int) -> Decoder:
+            cuts = Cuts(self.spec, specs[rank].shard, block)
+            try:
+                return self._load(RankCheckpoint(self.checkpoint, cuts, rank, reads), specs[rank])
+            except BaseException as error:
+                reads.fail(error)
+                raise
+
+        return load
+
+    def _load(self, checkpoint: Checkpoint, spec: ModelSpec) -> Decoder:
+        with tqdm(
+            total=spec.num_parameters,
+            desc="loading weights",
+            unit=" parameters",
+            unit_scale=True,
+            disable=True if spec.shard.rank else None,  # None: where no terminal is
+        ) as progress:
+            target = replace(self.target, advance=progress.update)
+            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, self.table_device).load()
+        if self.table_device != self.target.device and model.inputs is not None:
+            let_gpu_read(model.inputs.table)
+        return model
+
+
+def _count_block(checkpoint: Checkpoint, spec: ModelSpec) -> int:
+    """Return how many columns of a row share a scale, so that ranks cannot part them."""
+    if checkpoint.stored_rows is not None:
+        return checkpoint.stored_rows.count_block()
+    scheme = spec.quantization
+    return 1 if scheme is None or not scheme.has_groups else scheme.group
+
+
+def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelSource:
+    """Describe the model that the configuration names, and open its files, for weights on `device` in `dtype`.
+
+    Raises:
+        ConfigError: as load_model().
+    """
     path = resolve_model(config.model)
     check_method(path, config.quantization)
     changes = parse_object("hf_overrides", config.hf_overrides)
@@ -81,18 +153,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     if has_fp8_cache:
         is_stored = find_format(path, config.load_format) == "safetensors"
         kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
-    with tqdm(
-        total=spec.num_parameters,
-        desc="loading weights",
-        unit=" parameters",
-        unit_scale=True,
-        disable=None,  # where no terminal is
-    ) as progress:
-        target = WeightTarget(device, dtype, progress.update)
-        model = DecoderLoader(checkpoint, spec, target, kv_scales, table_device).load()
-    if table_device != device and model.inputs is not None:
-        let_gpu_read(model.inputs.table)
-    return model
+    return ModelSource(spec, WeightTarget(device, dtype, int), checkpoint, kv_scales, table_device)
 
 
 def _check_heads(spec: ModelSpec) -> None:

@@ -19,7 +19,7 @@ from blink.formats.fp8 import quantize_fp8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.registry import FORMATS, STORAGES
 from blink.formats.schemes import FP8_ROWS, Quantization
-from blink.models.weights.checkpoint import Checkpoint, SafetensorsCheckpoint
+from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint, SafetensorsCheckpoint
 
 OUTPUT = "lm_head.weight"
 # No embeddings, no routers, and of recurrent layers not what they have for each head.
@@ -37,6 +37,7 @@ class MatrixCheckpoint(ABC):
 
     norm_shift: float
     keeps_groups: bool
+    stored_rows: GgufCheckpoint | None = None
 
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:

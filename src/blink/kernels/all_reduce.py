@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks: what a rank of a tensor-parallel group asks of the others while it computes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Ranks(Protocol):
+    """One rank's end of its group. All ranks call the same methods in the same order, with tensors of one shape."""
+
+    rank: int
+    size: int
+
+    def add(self, partial: Tensor) -> Tensor:
+        """Return the sum of all ranks' partial results, in the order of ranks: the same bits on each.
+
+        Raises:
+            RankLostError: a rank does not come.
+        """
+        ...
+
+    def join(self, part: Tensor) -> Tensor:
+        """Return all ranks' parts one beside the other along the last dimension, where widths may differ.
+
+        Only the first rank gets them; others get no row.
+
+        Raises:
+            RankLostError: a rank does not come.
+        """
+        ...
+
+
+class _OneRank:
+    """A group of one, which has all that it needs."""
+
+    rank, size = 0, 1
+
+    def add(self, partial: Tensor) -> Tensor:
+        """Return what is no sum."""
+        return partial
+
+    def join(self, part: Tensor) -> Tensor:
+        """Return the whole."""
+        return part
+
+
+ONE_RANK: Ranks = _OneRank()
+
+
+def mean_of(ranks: Ranks, means: Tensor) -> Tensor:
+    """Return the mean of something whose equal parts the ranks have, from each part's mean."""
+    return ranks.add(means) if ranks.size == 1 else ranks.add(means).div_(ranks.size)
