@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from blink.adapters.memory import AdapterMemory
+from blink.adapters.server import AdapterServer
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
@@ -41,6 +43,16 @@ class CpuEngine(Engine):
             torch.set_num_threads(config.cpu_threads)
         super().__init__(config, torch.device("cpu"))
         self._fill_costs()
+        self._adapters = self._open_adapters() if config.lora.enable_lora else None
+
+    def _open_adapters(self) -> AdapterServer:
+        try:
+            memory = AdapterMemory(self._region, self._model, self._config.lora)
+            self._runner.adapters = memory.updates
+            return AdapterServer(self._config.region, memory)
+        except BaseException:
+            self._region.remove()
+            raise
 
     def _measure_free(self, config: EngineConfig) -> int:
         del config
@@ -69,6 +81,8 @@ class CpuEngine(Engine):
 
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
+        if self._adapters is not None:
+            self._adapters.start()
 
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
@@ -77,6 +91,8 @@ class CpuEngine(Engine):
         return kind != _ENDED
 
     def _end(self) -> None:
+        if self._adapters is not None:
+            self._adapters.close()
         lib.blink_loop_stop(self._loop)
 
     def _has_failed(self, kind: int) -> bool:

@@ -158,4 +158,5 @@ class NormKernels(Stream):
         self._pending = _Pending(update, end_norm)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
-        return self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias)
+        found, updates = self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias), self._step.updates
+        return found if updates is None else updates.add(found, x, weight)

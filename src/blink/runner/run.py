@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from blink.formats.base import take_rows
 from blink.formats.schemes import FormatId
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.lora import Updates
 from blink.kernels.operands import Norm
 from blink.kernels.pooling import Pooler
 from blink.kernels.sampling import sample
@@ -17,6 +20,7 @@ from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
+from blink.runner.adapters import find_updates
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
 from blink.runner.layer_inputs import compute_layer_inputs
@@ -34,6 +38,7 @@ class Runner:
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
+        self.adapters: Sequence[Updates | None] = ()  # in memory, by the index that the scheduler knows them by
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
@@ -121,7 +126,8 @@ class Runner:
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
-        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache)
+        updates = find_updates(batch, bucket.rows, self.adapters) if self.adapters else None
+        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, updates)
 
     def _begin(self, step: Step) -> Stream:
         """Begin with the embeddings. Snapshots are loaded before: see kernels/gpu/recurrent/decode.py."""

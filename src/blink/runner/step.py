@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.lora import StepUpdates
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import MoeWeights
@@ -48,6 +49,7 @@ class Step:
     bucket: Bucket
     batch: Batch
     kv_cache: KvCache
+    updates: StepUpdates | None = None  # of tokens that have adapters
 
     @property
     def num_tokens(self) -> Tensor:
