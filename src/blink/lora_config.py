@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from blink.errors import ConfigError
 from blink.option import option, require
 
+UPDATING_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's
 
 
@@ -30,3 +32,8 @@ class LoraConfig:
     def num_adapters(self) -> int:
         """How many adapters the host's memory holds; 0: none are served."""
         return (self.max_cpu_loras or self.max_loras) if self.enable_lora else 0
+
+
+def allows_updating(flag: bool) -> bool:
+    """Say whether clients may load and unload adapters: by the flag, or by vLLM's variable."""
+    return flag or os.environ.get(UPDATING_VARIABLE, "").lower() in ("1", "true")

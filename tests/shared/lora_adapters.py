@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 
 PREFIX = "base_model.model."
 ENDS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_OTHER_PARTS = re.compile(r"\.experts\.|vision|visual")
 OTHER_ENDS = ("qkv_proj", "gate_up_proj", "out_proj", "fc1", "fc2", "input_linear", "output_linear")
 
 
@@ -22,7 +24,7 @@ def find_targets(model: Any, ends: Sequence[str] = (*ENDS, *OTHER_ENDS)) -> dict
     return {
         name: module.weight
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in ends and ".experts." not in name
+        if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in ends and not _OTHER_PARTS.search(name)
     }
 
 

@@ -76,6 +76,11 @@ class AdapterClient:
         if held is not None:
             await asyncio.to_thread(ask_unload, self._region, held)
 
+    def uses(self, path: str) -> tuple[int, int]:
+        """Return how many sequences of all frontends run with an adapter, and how many wait for its place."""
+        held = self._held.get(path)
+        return (0, 0) if held is None else self._client.count_adapter_users(id_of(held))
+
     def _find(self, path: str) -> Held | None:
         """Return an adapter if the engine has it now."""
         info = self._client.info

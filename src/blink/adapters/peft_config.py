@@ -66,11 +66,13 @@ def refuse(reason: str) -> BadRequestError:
 
 def _read_object(path: Path) -> Mapping[str, Any]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise refuse(f"{path.name} is larger than {_MAX_BYTES} bytes")
-        values = json.loads(path.read_bytes())
-    except OSError as error:
-        raise refuse(f"{path} cannot be read ({error.strerror})") from error
+        data = path.read_bytes() if path.is_file() and path.stat().st_size <= _MAX_BYTES else None
+    except (OSError, ValueError) as error:
+        raise refuse(f"{path.name} cannot be read") from error
+    if data is None:
+        raise refuse(f"there is no {path}, or it is larger than {_MAX_BYTES} bytes")
+    try:
+        values = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise refuse(f"{path.name} is no JSON object") from error
     if not isinstance(values, dict):

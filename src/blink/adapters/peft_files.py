@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blink.adapters.modules import Module
 from blink.adapters.peft_config import AdapterConfig, read_config, refuse
+from blink.errors import BadRequestError
 from blink.fields import one_line
 from blink.kernels.lora import LowRank, Updates
 
@@ -62,13 +63,9 @@ def read_adapter(folder: Path, modules: Mapping[str, Module], max_rank: int, lik
     try:
         with safe_open(path, framework="pt") as file:
             return _read(file, config, modules, like)
-    except (OSError, ValueError, RuntimeError) as error:
-        if type(error).__module__.startswith("blink"):
-            raise
-        raise refuse(f"{_FILE} cannot be read ({one_line(error)})") from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":  # the library's error type is not public
-            raise
+    except BadRequestError:
+        raise
+    except Exception as error:  # the library's error type is not public
         raise refuse(f"{_FILE} is damaged ({one_line(error)})") from error
 
 

@@ -143,10 +143,21 @@ class EngineClient:
 
     def holds_adapter(self, adapter: AdapterId) -> bool:
         """Say whether the engine still has an adapter."""
+        return self._adapter_word(adapter, "generation") == adapter.generation
+
+    def count_adapter_users(self, adapter: AdapterId) -> tuple[int, int]:
+        """Return how many sequences run or are about to with an adapter, and how many wait for its place."""
+        if not self.holds_adapter(adapter):
+            return 0, 0
+        ready, users = (self._adapter_word(adapter, name) for name in ("num_in_slots", "num_users"))
+        return ready, max(users - ready, 0)
+
+    def _adapter_word(self, adapter: AdapterId, name: str) -> int:
+        """Load a word of an adapter; 0 where there is none."""
         if self._link is None or not self.ready or self.info is None or not 0 <= adapter.index < self.info.num_adapters:
-            return False
+            return 0
         offset = int(self._link.header["adapters_offset"]) + adapter.index * ADAPTER_WORDS.itemsize
-        return self._link.load_word(offset + field_offset(ADAPTER_WORDS, "generation")) == adapter.generation
+        return self._link.load_word(offset + field_offset(ADAPTER_WORDS, name))
 
     def reset_prefix_cache(self) -> None:
         """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.
