@@ -25,13 +25,22 @@ class LoraConfig:
     def __post_init__(self) -> None:
         require(self, "max_loras", 1, 1024)
         require(self, "max_cpu_loras", 0, 1024)
-        if 0 < self.max_cpu_loras < self.max_loras:
-            raise ConfigError(f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras})")
 
     @property
     def num_adapters(self) -> int:
-        """How many adapters the host's memory holds; 0: none are served."""
+        """How many adapters the host's memory holds; 0: none are served.
+
+        Raises:
+            ConfigError: it is to hold fewer than run at once.
+        """
+        if self.enable_lora and 0 < self.max_cpu_loras < self.max_loras:
+            raise ConfigError(f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras})")
         return (self.max_cpu_loras or self.max_loras) if self.enable_lora else 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The fields of a geometry."""
+        return {"num_adapters": self.num_adapters, "num_adapter_slots": self.max_loras if self.enable_lora else 0}
 
 
 def allows_updating(flag: bool) -> bool:

@@ -14,6 +14,7 @@ from lora_adapters import find_targets, write_adapter
 from model_families import save_model
 from processes import Frontend, run_engine, start_frontend, stop
 
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 KEY = "key-of-an-admin"
 PROMPT = [5] * 40 + [31, 32]
 _SIZES = ("--max-num-seqs=8", "--max-num-batched-tokens=64", "--num-gpu-blocks-override=100", "--dtype=float32")
@@ -143,6 +144,7 @@ def test_the_gauge_names_the_adapters_that_run(clients: Clients) -> None:
         assert 'running_lora_adapters="first",waiting_lora_adapters=""' in gauge()[0]
 
 
+@pytest.mark.long
 def test_a_server_that_takes_no_adapters_says_why(site: Site) -> None:
     model = (str(site.base), "--skip-tokenizer-init", "--served-model-name=base")
     with run_engine(*model, *_SIZES, "--enable-lora") as engine:

@@ -44,23 +44,11 @@ BUILT = [
     Built("a kernel: 4 bits of prompts", r"INT4_PREFILL|multiply_prompts", 3),
     Built("a recurrent layer: gated delta-net", r"GatedDeltaNet|\bdelta_rule\b|delta_decode", 6 + 6),
     Built("rows that verify drafts", r"kVerify|\bspec_tokens\b", 6 + 2),
+    # Through all of the API, the region and the scheduler: an adapter is a part of a request's identity.
+    Built("LoRA adapters", r"(?i)\badapters?\b|AdapterId|AdapterWords|AdapterUse|\blora\b", 36 + 15),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [
-    Pending(
-        "LoRA adapters",
-        7,
-        (
-            "config.py",
-            "csrc/region/layout.h",
-            "csrc/scheduler/compose.h",
-            "csrc/scheduler/row.h",
-            "api/service.py",
-            "kernels/batch.py",
-            "runner/gpu_streams.py",
-        ),
-        ("adapters", "kernels/gpu/lora.py"),
-    ),
     Pending(
         "tensor parallel",
         6,

@@ -108,7 +108,7 @@ def test_a_damaged_adapter_touches_nothing_else(models: Models) -> None:
             generate(llm, PROMPTS, LoRARequest("wrong", 1, str(wrong)))
         with pytest.raises(BadRequestError, match=r"r is 17, and --max-lora-rank 16"):
             generate(llm, PROMPTS, LoRARequest("wrong", 1, str(write_adapter(wrong, models.targets, seed=1, rank=17))))
-        with pytest.raises(BadRequestError, match="there is no|cannot be read"):
+        with pytest.raises(BadRequestError, match=r"there is no|cannot be read"):
             generate(llm, PROMPTS, LoRARequest("wrong", 1, "/nowhere\0"))
         assert generate(llm, PROMPTS, models.adapters[0]) == wanted
         with pytest.raises(BadRequestError, match="one for each prompt"):
@@ -137,7 +137,7 @@ def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
         with pytest.raises(ConfigError):
             create_engine(config)
     with pytest.raises(ConfigError, match="must be at least --max-loras"):
-        LoraConfig(enable_lora=True, max_loras=4, max_cpu_loras=2)
+        _ = LoraConfig(enable_lora=True, max_loras=4, max_cpu_loras=2).num_adapters
 
 
 def _load_and_unload(models: Models, count: int) -> float:

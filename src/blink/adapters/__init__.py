@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters: their files, their place in an engine's memory, and how frontends ask for them."""
+"""LoRA adapters: their files, the memory that an engine has for them, and how frontends ask for them."""

@@ -134,11 +134,10 @@ def build_geometry(
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
-        "num_adapters": config.lora.num_adapters,
-        "num_adapter_slots": config.lora.max_loras if config.lora.enable_lora else 0,
     }
     geometry = np.zeros((), GEOMETRY)
-    values |= dict(windows or {}) | dict(pooling or {}) | _times(config) | _row_sizes(config, max_model_len)
+    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
+    values |= _times(config) | _row_sizes(config, max_model_len)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     for name, value in values.items():
         geometry[name] = value

@@ -28,7 +28,7 @@ Updates = Mapping[int, Sequence[LowRank]]
 class TokenUpdates:
     """The updates of those of a step's tokens that have one adapter."""
 
-    tokens: Tensor | slice  # int64, where they do not follow each other
+    tokens: Tensor  # int64, their indices in the step
     updates: Updates
 
 
@@ -43,9 +43,5 @@ class StepUpdates:
         for group in self._groups:
             for update in group.updates.get(id(weight), ()):
                 found = (x[group.tokens] @ update.down.T) @ update.up.T
-                part = result[:, update.rows]
-                if isinstance(group.tokens, slice):
-                    part[group.tokens] += found
-                else:
-                    part.index_add_(0, group.tokens, found)
+                result[:, update.rows].index_add_(0, group.tokens, found)
         return result

@@ -29,6 +29,4 @@ def find_updates(batch: Batch, num_rows: int, held: Sequence[Updates | None]) ->
 def _group(of_tokens: Tensor, place: int, held: Sequence[Updates | None]) -> TokenUpdates:
     updates = held[place - 1]
     assert updates is not None, "the scheduler runs an adapter that the host has freed"
-    tokens = (of_tokens == place).nonzero()[:, 0]
-    first, last = int(tokens[0]), int(tokens[-1])
-    return TokenUpdates(slice(first, last + 1) if last - first + 1 == len(tokens) else tokens, updates)
+    return TokenUpdates((of_tokens == place).nonzero()[:, 0], updates)

@@ -52,7 +52,8 @@ BLINK_RARE_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t 
     env.sync();  // the block before was found by another lane
     bool found = entry != 0 && (i == 0 || table[i - 1] >= 0);
     if (found)
-      found = continues(s, entry - 1, i == 0 ? chain_start(s, slot) : registration_of(s, uint32_t(table[i - 1])), slot, i);
+      found =
+          continues(s, entry - 1, i == 0 ? chain_start(s, slot) : registration_of(s, uint32_t(table[i - 1])), slot, i);
     const uint32_t end = env.least(found ? kNone : least(i, num_hashes));
     hit.blocks = least(end, least(num_hashes, tile + env.lanes()));
     if (i < num_hashes && i >= hit.blocks) table[i] = 0;  // a table holds blocks, also where nobody should look
