@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
 
 
 def generate(llm: LLM, prompts: list[list[int]], lora: Any = None) -> list[list[int]]:
-    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=lora)  # pyright: ignore[reportArgumentType]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=lora)
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -130,12 +131,13 @@ def test_drafts_are_verified_with_the_adapter(models: Models) -> None:
 
 
 def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
-    for options in ({"rdma_listen": "127.0.0.1:0"}, {"device": "cuda"}):
-        config = EngineConfig(
-            model=ModelConfig(model=str(models.base)), lora=LoraConfig(enable_lora=True), region="lora", **options
-        )
-        with pytest.raises(ConfigError):
-            create_engine(config)
+    plain = EngineConfig(
+        model=ModelConfig(model=str(models.base)), lora=LoraConfig(enable_lora=True), region="lora", device="cpu"
+    )
+    with pytest.raises(ConfigError, match="other machines"):
+        create_engine(replace(plain, rdma_listen="127.0.0.1:0"))
+    with pytest.raises(ConfigError, match="not served on a GPU yet"):
+        create_engine(replace(plain, device="cuda"))
     with pytest.raises(ConfigError, match="must be at least --max-loras"):
         _ = LoraConfig(enable_lora=True, max_loras=4, max_cpu_loras=2).num_adapters
 

@@ -38,7 +38,7 @@ def open_llm(path: Path, **options: Any) -> LLM:
 
 def generate(llm: LLM, prompts: list[list[int]], lora: Any = None) -> list[list[int]]:
     """Continue prompts greedily, all at once."""
-    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=lora)  # pyright: ignore[reportArgumentType]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=lora)
     return [output.outputs[0].token_ids for output in outputs]
 
 

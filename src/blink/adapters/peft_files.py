@@ -83,7 +83,7 @@ def _read(file: Any, config: AdapterConfig, modules: Mapping[str, Module], like:
         down, up = (_read_tensor(file, tensor) for tensor in (pair.down, pair.up))
         for tensor in (down, up):
             digest.update(f"{name}:{tensor.dtype}".encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy())
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         up = up.float().mul_(config.scale)
         if module.order is not None:
             up = up[module.order]

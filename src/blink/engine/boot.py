@@ -59,14 +59,21 @@ def create_engine(config: EngineConfig) -> Engine:
     Raises:
         ConfigError: the device is not there or not supported.
     """
-    if config.lora.enable_lora and config.rdma_listen:
-        raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
+    _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
-    if config.lora.enable_lora:
-        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    """Refuse adapters where they are not built."""
+    if not config.lora.enable_lora:
+        return
+    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
+        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
+    if config.rdma_listen:
+        raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")

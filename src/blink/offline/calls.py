@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,10 +41,11 @@ def with_loras(requests: list[Request], given: object) -> list[Request]:
     Raises:
         BadRequestError: it is none of these.
     """
-    each = given if isinstance(given, list | tuple) else [given] * len(requests)
-    if len(each) != len(requests) or not all(isinstance(one, LoRARequest | None) for one in each):
+    each: Sequence[object] = given if isinstance(given, list | tuple) else [given] * len(requests)
+    loras = [one for one in each if isinstance(one, LoRARequest | None)]
+    if not len(each) == len(loras) == len(requests):
         raise BadRequestError("lora_request is a LoRARequest, or a list with one for each prompt.", "lora_request")
-    for request, lora in zip(requests, each, strict=True):
+    for request, lora in zip(requests, loras, strict=True):
         request.lora = lora
     return requests
 
