@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from blink.adapters.client import LoRARequest
     from blink.async_llm import AsyncLLM, AsyncLLMEngine
     from blink.llm import LLM
     from blink.offline.options import AsyncEngineArgs, EngineArgs
@@ -26,6 +27,7 @@ __all__ = [
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
+    "LoRARequest",
     "PoolingParams",
     "PromptType",
     "RequestOutput",
@@ -46,6 +48,7 @@ _MODULES = {
     "EngineArgs": "blink.offline.options",
     "GuidedDecodingParams": "blink.sampling_params",
     "LLM": "blink.llm",
+    "LoRARequest": "blink.adapters.client",
     "PoolingParams": "blink.request.vectors",
     "PromptType": "blink.request.source",
     "RequestOutput": "blink.outputs",

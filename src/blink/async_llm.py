@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from blink.adapters.client import LoRARequest
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
@@ -19,7 +20,6 @@ from blink.offline.local_engine import (
     START_SECONDS,
     TICK_SECONDS,
     LocalEngine,
-    refuse,
     rules_of,
     with_priority,
 )
@@ -90,7 +90,9 @@ class AsyncLLM(Absent):
             EngineUnavailableError: the engine failed.
         """
         del trace_headers
-        refuse(lora_request=lora_request)
+        if not isinstance(lora_request, LoRARequest | None):
+            raise BadRequestError("lora_request is a LoRARequest.", "lora_request")
+        lora = lora_request
         if request_id in self._streams:
             raise BadRequestError(f"Request id {request_id} is running already.", "request_id")
         params = with_priority(sampling_params or self._engine.default_params, priority)
@@ -100,8 +102,8 @@ class AsyncLLM(Absent):
         self._streams[request_id or f"unnamed-{id(stream)}"] = stream
         try:
             info = await self._await_engine()
-            plan = await asyncio.to_thread(self._engine.plan, source, params, rules, info)
-            gathered = GatheredOutput(request_id, source, plan, self._engine.assets.tokenizer)
+            plan = await asyncio.to_thread(self._engine.plan, source, params, rules, info, lora=lora)
+            gathered = GatheredOutput(request_id, source, plan, self._engine.assets.tokenizer, lora)
             stream.begin(gathered, plan.sequences)
             await self._submit(stream, plan.sequences)
             while not stream.is_over:

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 from blink.errors import ConfigError
+from blink.lora_config import LoraConfig
 from blink.message_formats import CALL_FORMATS, REASONING_FORMATS
+from blink.option import option, parse_object, require
 from blink.speculation import Speculation, read_speculation
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
@@ -21,36 +21,6 @@ KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
 def key_of_environment() -> str:
     """Return the API key that the environment holds, or nothing."""
     return next(filter(None, map(os.environ.get, KEY_VARIABLES)), "")
-
-
-def option(default: Any, text: str, **extra: Any) -> Any:
-    """Declare a field with its help text; `extra` may hold `choices`, `metavar` or `flag` for the command line."""
-    return field(default=default, metadata={"help": text, **extra})
-
-
-def require(config: object, name: str, low: float, high: float = float("inf")) -> None:
-    """Refuse a field's value outside of [low, high] with a `ConfigError` that names its flag."""
-    value = getattr(config, name)
-    if not low <= value <= high:
-        flag = name.replace("_", "-")
-        rule = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise ConfigError(f"--{flag} must be {rule}, got {value:g}")
-
-
-def parse_object(name: str, text: str) -> dict[str, Any]:
-    """Return the JSON object that a field holds; an empty text is an empty one.
-
-    Raises:
-        ConfigError: it is something else; the message names the field's flag.
-    """
-    flag = f"--{name.replace('_', '-')}"
-    try:
-        values = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{flag} must be a JSON object: {error}") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{flag} must be a JSON object, got {text}")
-    return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +143,7 @@ class EngineConfig:
     overtake_share: float = option(
         0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
+    lora: LoraConfig = field(default_factory=LoraConfig)
     speculative_config: str = option("", "JSON object of speculative decoding: docs/speculation.md", metavar="JSON")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
@@ -221,6 +192,13 @@ class FrontendConfig:
     )
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the engine's shared memory region")
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    lora_modules: tuple[str, ...] = option(
+        (), "adapter to serve, as NAME=PATH or a JSON object of name and path; may be given several times"
+    )
+    allow_runtime_lora_updating: bool = option(
+        False, "let clients with an API key load and unload adapters; also VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
+    )
     data_parallel_size: int = option(
         1, "engines with the whole model at one port, each on a GPU of its own; their regions: NAME.dp0, NAME.dp1"
     )

@@ -15,7 +15,7 @@ from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
-from blink.offline.calls import Call, Progress, Request, show_progress
+from blink.offline.calls import Call, Progress, Request, show_progress, with_loras
 from blink.offline.chat_options import ChatOptions, Message
 from blink.offline.description import EngineDescription, ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
@@ -109,8 +109,9 @@ class LLM(PoolingCalls, Absent):
             BadRequestError: a prompt is empty or too long, or the parameters do not fit the model.
             EngineUnavailableError: the engine failed.
         """
-        refuse(lora_request=lora_request, mm_processor_kwargs=mm_processor_kwargs)
-        return self._run(self._prompts(prompts, sampling_params, priority, tokenization_kwargs), use_tqdm)
+        refuse(mm_processor_kwargs=mm_processor_kwargs)
+        requests = self._prompts(prompts, sampling_params, priority, tokenization_kwargs)
+        return self._run(with_loras(requests, lora_request), use_tqdm)
 
     def chat(
         self,
@@ -274,7 +275,7 @@ class LLM(PoolingCalls, Absent):
         options: ChatOptions,
     ) -> list[Request]:
         sources = options.sources(messages, self._planner, self._engine.assets)
-        return self._requests(sources, params, options.priority, options.rules)
+        return with_loras(self._requests(sources, params, options.priority, options.rules), options.lora_request)
 
     def _enqueue(self, requests: Sequence[Request]) -> list[str]:
         self._enqueued += requests
@@ -300,7 +301,7 @@ class LLM(PoolingCalls, Absent):
     def _run(self, requests: Sequence[Request], use_tqdm: Progress) -> list[RequestOutput]:
         plans, tokenizer = self._complete(requests, use_tqdm), self._engine.assets.tokenizer
         gathered = [
-            GatheredOutput(each.request_id, each.source, plan, tokenizer)
+            GatheredOutput(each.request_id, each.source, plan, tokenizer, each.lora)
             for each, plan in zip(requests, plans, strict=True)
         ]
         return [output.take() for output in gathered]
@@ -314,7 +315,7 @@ class LLM(PoolingCalls, Absent):
     def _complete(self, requests: Sequence[Request], use_tqdm: Progress, task: Task = Task.GENERATE) -> list[Plan]:
         with self._turn:
             engine = self._await_engine()  # nobody renewed the lease since the last call
-            plans = [self._engine.plan(each.source, each.params, each.rules, engine, task) for each in requests]
+            plans = [self._engine.plan(one.source, one.params, one.rules, engine, task, one.lora) for one in requests]
             self._await_engine()  # nor while these were planned
             sequences = [planned for plan in plans for planned in plan.sequences]
             with show_progress(use_tqdm, len(sequences), "seq") as progress:

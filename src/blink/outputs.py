@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
+from blink.adapters.client import LoRARequest
 from blink.text.generation import TokenLogprob
 from blink.text.tokenizer import Tokenizer
 
@@ -71,7 +72,7 @@ class CompletionOutput:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         """Say whether it has ended."""
@@ -86,7 +87,7 @@ class RequestOutput:
         prompt: the text; None where token ids were given.
         prompt_logprobs: of each token of the prompt, None for the first; None where none were asked for.
         num_cached_tokens: tokens of the prompt that the prefix cache had.
-        metrics, lora_request, encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: None always.
+        metrics, encoder_prompt, encoder_prompt_token_ids, kv_transfer_params: None always.
     """
 
     request_id: str
@@ -96,7 +97,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
     encoder_prompt: None = None
     encoder_prompt_token_ids: None = None
     num_cached_tokens: int | None = None

@@ -15,9 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
 from blink.models.weights.files import default_model_path
 from example_programs import FOLDER, list_examples
+from lora_adapters import write_adapter
 from pooling_models import save_embedder
 from ports import free_port
 from processes import Engine, Frontend, run_engine, start_frontend, stop
@@ -84,6 +86,26 @@ def test_logprobs_scoring(tiny_server: Frontend) -> None:
     lines = run_example("logprobs_scoring.py", url=tiny_server.url).splitlines()
     scores = [float(line.split()[0]) for line in lines]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True) and scores[0] < 0
+
+
+def test_lora_adapters(tmp_path: Path) -> None:
+    shapes = {"q_proj": (32, 32), "o_proj": (32, 32), "k_proj": (16, 32)}
+    targets = {f"model.layers.0.self_attn.{name}": torch.empty(shape) for name, shape in shapes.items()}
+    adapter = write_adapter(tmp_path / "adapter", targets, seed=1, size=3.0)
+    model = (
+        str(write_tiny_model(tmp_path / "tiny")),
+        f"--tokenizer={default_model_path()}",
+        "--served-model-name=tiny",
+    )
+    sizes = ("--load-format=dummy", "--max-model-len=512", "--num-gpu-blocks-override=200", "--enable-lora")
+    with run_engine(*model, *sizes) as engine:
+        frontend = start_frontend(engine.region, *model, "--enable-lora", f"--lora-modules=mine={adapter}")
+        try:
+            base, mine = run_example("lora_adapters.py", "Once", url=frontend.url).splitlines()
+        finally:
+            stop(frontend.process)
+    assert base.startswith("tiny (base model): ") and mine.startswith("mine (adapter of tiny): ")
+    assert base.partition(": ")[2] != mine.partition(": ")[2]
 
 
 def test_embeddings_search(tmp_path: Path) -> None:

@@ -96,9 +96,10 @@ bool is_bad(const Geometry& g, const Sqe& e) {
   const bool bad_prediction =
       e.num_prediction_tokens > g.max_model_len ||
       (e.num_prediction_tokens > 0 && outside(e.prediction_offset, 4ull * e.num_prediction_tokens));
+  const bool bad_adapter = e.adapter > 0;  // the rig has none: test_adapters.py
   const bool bad_target = e.tpot_target_us > kMaxTpotTargetUs && e.tpot_target_us != kNoTpotTarget;
-  return bad_sizes || bad_places || bad_values || bad_names || bad_prediction || bad_target || e.max_tokens < 1 ||
-         e.sampling.min_tokens > e.max_tokens || e.service_class > 1 ||
+  return bad_sizes || bad_places || bad_values || bad_names || bad_prediction || bad_target || bad_adapter ||
+         e.max_tokens < 1 || e.sampling.min_tokens > e.max_tokens || e.service_class > 1 ||
          e.automaton_bytes > 0;  // the rig has no vocabulary: see siege.py and automata.cpp
 }
 

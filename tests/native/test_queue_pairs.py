@@ -355,6 +355,7 @@ BAD_ENTRIES = {
     RejectCode.PREDICTION: {"num_prediction_tokens": 65},
     RejectCode.TPOT_TARGET: {"tpot_target_us": CONSTANTS["max_tpot_target_us"] + 1},
     RejectCode.BIAS_VALUE: {"num_biases": 1, "bias_offset": 4096},  # where the test writes a NaN
+    RejectCode.ADAPTER: {"adapter": 1, "adapter_generation": 1},
     RejectCode.AUTOMATON_RANGE: {"automaton_bytes": 1 << 20},
     RejectCode.AUTOMATON: {"automaton_bytes": 512, "automaton_offset": 8192},  # where there is none
 }

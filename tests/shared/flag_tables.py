@@ -50,7 +50,8 @@ The second line prints this, and starts:
 | scheduler | a host process | on the GPU: [scheduling](scheduling.md) |
 | GPUs of an engine | several | one; several engines by [Ray Serve](ray.md) |
 | speculative decoding | many methods | n-grams, on the CPU engine so far: [speculation](speculation.md) |
-| LoRA, images | yes | not yet: refused |
+| [LoRA](lora.md) | yes | on the CPU engine |
+| images | yes | not yet: refused |
 | address without `--host` | all addresses | 127.0.0.1 |
 | tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |
 | answers without `<think>` | `qwen3`: reasoning | the end of the prompt decides: [reasoning](reasoning.md) |

@@ -84,7 +84,7 @@ REFUSED = [
         ' --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\'',
         "method 'eagle3' is not yet",
     ),
-    ("meta-llama/Llama-3.1-8B-Instruct --enable-lora --lora-modules sql=org/sql-lora", "not yet: LoRA"),
+    ("meta-llama/Llama-3.1-8B-Instruct --enable-lora --fully-sharded-loras", "not yet: adapters"),
 ]
 
 

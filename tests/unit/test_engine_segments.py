@@ -60,7 +60,7 @@ class SteppedEngine(CpuEngine):
         if result == StepResult.LAUNCHED:
             kind = StepKind(int(self._state.struct["in_flight_kind"]))
             self.paused += kind == StepKind.WHOLE and int(self._state.struct["num_segments"]) > 0
-            assert not self._has_failed(kind)
+            assert self._compute(kind) == 0
             output, header = (self._array(kind.array(name), torch.int64) for name in ("output", "header"))
             output[0] = header[2]
         return result

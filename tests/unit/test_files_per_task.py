@@ -74,35 +74,48 @@ BUILT = [
     ),
     Built(
         "tensor parallel on a CPU",
-        r"tensor_parallel_size|\bRanks?\b|RankLost|kRankLost|\bshard",
+        r"tensor_parallel_size|\bRanks\b|RankLost|PlanWords|all_reduce|ALL_REDUCE|\bCuts?\b",
         6,
         (
             "engine/plan_words.py",
             "engine/ranks.py",
             "kernels/all_reduce.py",
             "kernels/cpu/all_reduce.py",
-            "models/shard.py",
             "models/weights/cuts.py",
             "models/weights/rank_reader.py",
         ),
-        beyond=0,
+        beyond=11,  # the planner's sites, and each way in which weights are stored
+    ),
+    Built(
+        "LoRA adapters on a CPU",
+        r"(?i)\badapters?\b|AdapterId|AdapterWords|AdapterUse|\blora\b",
+        7,
+        (
+            "adapters/client.py",
+            "adapters/memory.py",
+            "adapters/modules.py",
+            "adapters/peft_config.py",
+            "adapters/peft_files.py",
+            "adapters/protocol.py",
+            "adapters/server.py",
+            "api/openai/lora_routes.py",
+            "api/serving/adapters.py",
+            "csrc/scheduler/adapters.h",
+            "kernels/lora.py",
+            "lora_config.py",
+            "runner/adapters.py",
+        ),
+        beyond=30,  # an adapter is a part of a request's identity: through all of API, region and scheduler
+        elsewhere=("models/families/",),
     ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [
     Pending(
-        "LoRA adapters",
+        "LoRA adapters on GPUs",
         7,
-        (
-            "config.py",
-            "csrc/region/layout.h",
-            "csrc/scheduler/compose.h",
-            "csrc/scheduler/row.h",
-            "api/service.py",
-            "kernels/batch.py",
-            "runner/gpu_streams.py",
-        ),
-        ("adapters", "kernels/gpu/lora.py"),
+        ("engine/boot.py", "engine/gpu.py", "runner/gpu_device.py", "runner/gpu_streams.py"),
+        ("kernels/gpu/lora.py",),
     ),
     Pending(
         "tensor parallel on GPUs",

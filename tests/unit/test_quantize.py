@@ -20,6 +20,7 @@ from blink.formats.int4 import pack_columns
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.schemes import FP8_ROWS
 from blink.models.decoder import Decoder
+from blink.models.weights.checkpoint import GgufCheckpoint
 from blink.models.weights.loader import load_model
 from blink.quantize.calibration import CalibratedCheckpoint
 from blink.quantize.config import QuantizeConfig
@@ -231,6 +232,7 @@ class OneMatrix:
 
     norm_shift = 0.0
     keeps_groups = True
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight

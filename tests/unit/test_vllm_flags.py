@@ -108,7 +108,11 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
         (["-pp=1", "-dp", "1", "-n", "1", "-r", "0", "-dcp", "1"], ["--data-parallel-size=1"]),
         (["-tp", "2"], ["--tensor-parallel-size=2"]),
         (["-dp", "2", "-dpl", "2", "-dpb", "mp", "-asc", "2"], ["--data-parallel-size=2", "--frontend-workers=2"]),
-        (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], []),
+        (["--no-enable-lora", "--max-logprobs", "10", "--swap-space=0"], ["--no-enable-lora"]),
+        (
+            ["--enable-lora", "--lora-modules", "a=b", "c=d"],
+            ["--enable-lora", "--lora-modules=a=b", "--lora-modules=c=d"],
+        ),
         (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
         (["--speculative-config", "None"], ["--speculative-config={}"]),
         (
@@ -150,8 +154,8 @@ def test_what_has_no_effect_is_told(words: list[str], ignored: list[str]) -> Non
         (["-dcp", "2"], ["--decode-context-parallel-size 2", "fewer GPUs than asked", "one GPU"]),
         (["--pipeline_parallel_size=4"], ["--pipeline-parallel-size 4", "one GPU"]),
         (["-ep"], ["--enable-expert-parallel", "not yet"]),
-        (["--enable-lora"], ["--enable-lora", "not yet: LoRA"]),
-        (["--lora-modules", "a=b", "c=d"], ["not yet: LoRA"]),
+        (["--fully-sharded-loras"], ["--fully-sharded-loras", "not yet: adapters on a GPU"]),
+        (["--lora-dtype", "float32"], ["--lora-dtype float32", "the model's compute type"]),
         (["--logprobs-mode", "processed_logprobs"], ["--logprobs-mode processed_logprobs", "before temperature"]),
         (["--structured-outputs-config.disable_any_whitespace=true"], ["disable_any_whitespace=true"]),
         (["--cpu-offload-gb", "10"], ["not yet"]),
@@ -240,7 +244,7 @@ def test_options_of_vllms_llm_are_read_as_its_flags() -> None:
     overrides = json.loads(found.pop("hf_overrides"))
     assert overrides == {"a": 1, "rope_theta": 5}
     assert found == {"dtype": "float16", "x": 1, "gpu_memory_utilization": 0.5}
-    for refused in ({"pipeline_parallel_size": 2}, {"enable_lora": True}):
+    for refused in ({"pipeline_parallel_size": 2}, {"fully_sharded_loras": True}):
         with pytest.raises(ConfigError, match=r"not yet|fewer GPUs"):
             to_own_options(refused, ())
 

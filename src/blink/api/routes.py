@@ -25,6 +25,7 @@ from blink.api.observe.process_metrics import render_process
 from blink.api.observe.server_info import describe_server
 from blink.api.ollama.routes import ollama_routes
 from blink.api.openai.absent import absent_routes
+from blink.api.openai.lora_routes import lora_routes
 from blink.api.openai.responses.stored import stored_response_routes
 from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import page_routes
@@ -50,6 +51,7 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     app.include_router(_endpoint_routes(service, generate=True))
     app.include_router(stored_response_routes(service.store_limits))
     app.include_router(_model_routes(service))
+    app.include_router(lora_routes(service))
     app.include_router(_endpoint_routes(service, generate=False))
     app.include_router(ollama_routes(service))
     app.include_router(llama_cpp_routes(service))
@@ -112,7 +114,9 @@ class DirectRoutes:
 
 
 def _scrape(service: ApiService) -> Response:
-    return Response(service.poller.metrics.render() + render_process(), media_type=CONTENT_TYPE_LATEST)
+    metrics = service.poller.metrics
+    adapters = service.adapters.render_gauge(f',model_name="{metrics.model_name}",engine="0"')
+    return Response(metrics.render() + adapters + render_process(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _log_refusal(path: str, error: BlinkError) -> None:
@@ -168,21 +172,22 @@ def _model_routes(service: ApiService) -> APIRouter:
     started = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
+        adapter = service.adapters.find(name)
         return {
             "id": name,
             "object": "model",
             "created": started,
             "owned_by": "blink",
-            "root": service.assets.root,
-            "parent": None,
+            "root": service.assets.root if adapter is None else adapter.path,
+            "parent": None if adapter is None else adapter.parent or service.model_name,
             "max_model_len": service.engine.max_model_len,
         }
 
     @_read(router, "/models", is_alias=True)
     @_read(router, "/v1/models")
     async def list_models() -> dict[str, Any]:
-        """List the one model that this server has."""
-        return {"object": "list", "data": [card(name) for name in service.model_names]}
+        """List the names of the one model that this server has, and its adapters."""
+        return {"object": "list", "data": [card(name) for name in service.all_names]}
 
     @_read(router, "/models/{name:path}", is_alias=True)
     @_read(router, "/v1/models/{name:path}")

@@ -20,6 +20,7 @@ from blink.api.http.clients import flow_of, owner_of, salt_of
 from blink.api.http.http1 import find_writer, writer_of
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES
+from blink.api.serving.adapters import ServedAdapters
 from blink.api.serving.body import MAX_ID_CHARS
 from blink.api.serving.message_constraint import constrain_message
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
@@ -83,6 +84,7 @@ class ApiService:
         self.planner = Planner(assets, self.compilation)
         self.bodies = Bodies(config.max_bodies_bytes)
         self.reader = Reader(config, assets)
+        self.adapters = ServedAdapters(config, poller.group.clients[0])
         self.is_draining = False
         self._bounds: dict[bytes, Bounds] = {}  # by the digest of an API key
 
@@ -108,8 +110,13 @@ class ApiService:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Return all names to which the model answers."""
+        """Return all names to which the model answers without an adapter."""
         return self.config.model.served_model_name or (self.engine.model,)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Return these, and those of its adapters."""
+        return (*self.model_names, *self.adapters.names)
 
     @property
     def engine_stats(self) -> Mapping[str, int]:
@@ -128,7 +135,7 @@ class ApiService:
         names = self.config.model.served_model_name or ((engine.model,) if engine is not None else ())
         return Bounds(
             self.config.max_tokenize_chars,
-            names,
+            (*names, *self.adapters.names) if names else (),
             engine,
             may_choose_calls=self.config.enable_auto_tool_choice,
             shows_fields=self.config.enable_log_requests,
@@ -147,7 +154,7 @@ class ApiService:
         Raises:
             NotFoundError: the model is not served here.
         """
-        if name and name not in self.model_names:
+        if name and name not in self.all_names:
             raise NotFoundError(f"The model `{name}` does not exist.", "model")
 
     async def answer(self, endpoint: Endpoint, request: Request) -> Response:
@@ -224,7 +231,7 @@ class ApiService:
         if asked.max_tokens is None:
             longest = max(prompt.num_tokens for prompt in session.prompts)
             params = replace(params, max_tokens=engine.max_model_len - longest)
-        rules, client = replace(self._prompt_rules(parsed, request), truncate=None), _client_of(request)
+        rules, client = replace(await self._prompt_rules(parsed, request), truncate=None), _client_of(request)
         scoring = scoring_params(params, asked)
 
         async def plan(sequences: list[Tokens]) -> Plan:
@@ -253,7 +260,7 @@ class ApiService:
     async def _plan_sequences(
         self, parsed: ParsedRequest, engine: RegionInfo, request: Request, client: Client
     ) -> Plan:
-        rules = self._prompt_rules(parsed, request)
+        rules = await self._prompt_rules(parsed, request)
         params, form = parsed.params, parsed.reply.message
         use = parsed.tool_use if parsed.search is None else None  # a search is not constrained
         if form is None:
@@ -271,15 +278,17 @@ class ApiService:
             parsed.prompts, constrain_message(params, None, form), rules, engine, client, form
         )
 
-    def _prompt_rules(self, parsed: ParsedRequest, request: Request) -> PromptRules:
+    async def _prompt_rules(self, parsed: ParsedRequest, request: Request) -> PromptRules:
+        rules = await self.adapters.rules_of(parsed.model, parsed.rules)
         if self.config.prefix_cache_isolation != "key":
-            return parsed.rules
-        return replace(parsed.rules, cache_salt=salt_of(request.scope, parsed.rules.cache_salt))
+            return rules
+        return replace(rules, cache_salt=salt_of(request.scope, rules.cache_salt))
 
     def _open_reply(self, parsed: ParsedRequest, reply_id: str, owner: bytes) -> Reply:
         reply = parsed.reply
         reply.id, reply.created = reply_id, int(time.time())
-        reply.model, reply.tokenizer = self.model_name, self.assets.tokenizer
+        reply.model = parsed.model if parsed.model and self.adapters.find(parsed.model) else self.model_name
+        reply.tokenizer = self.assets.tokenizer
         if parsed.kept_input is not None and self.store_limits is not None:
             reply.keeper = Keeper(open_store(self.store_limits), owner, reply_id, parsed.kept_input)
         return reply

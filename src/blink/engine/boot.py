@@ -59,6 +59,7 @@ def create_engine(config: EngineConfig) -> Engine:
     Raises:
         ConfigError: the device is not there or not supported.
     """
+    _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -71,3 +72,15 @@ def create_engine(config: EngineConfig) -> Engine:
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    """Refuse adapters where they are not built."""
+    if not config.lora.enable_lora:
+        return
+    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
+        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
+    if config.rdma_listen:
+        raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")

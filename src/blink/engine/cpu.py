@@ -12,6 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from blink.adapters.memory import AdapterMemory
+from blink.adapters.server import AdapterServer
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
@@ -54,6 +56,7 @@ class CpuEngine(Engine):
         try:
             super().__init__(config, torch.device("cpu"))
             self._fill_costs()
+            self._adapters = self._open_adapters() if config.lora.enable_lora else None
         except BaseException:
             self._end_followers()
             raise
@@ -98,6 +101,15 @@ class CpuEngine(Engine):
         if self._followers is not None:
             self._followers.end()
 
+    def _open_adapters(self) -> AdapterServer:
+        try:
+            memory = AdapterMemory(self._region, self._model, self._config.lora)
+            self._runner.adapters = memory.updates
+            return AdapterServer(self._config.region, memory)
+        except BaseException:
+            self._region.remove()
+            raise
+
     def _measure_free(self, config: EngineConfig) -> int:
         del config
         return read_available_memory()
@@ -121,6 +133,8 @@ class CpuEngine(Engine):
 
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
+        if self._adapters is not None:
+            self._adapters.start()
 
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
@@ -129,6 +143,8 @@ class CpuEngine(Engine):
         return kind != _ENDED
 
     def _end(self) -> None:
+        if self._adapters is not None:
+            self._adapters.close()
         lib.blink_loop_stop(self._loop)
         self._end_followers()
 

@@ -61,6 +61,7 @@ class Batch:
     stop_tokens: Tensor  # [num_slots, MAX_STOP_TOKENS]
     bias_tokens: Tensor  # [num_slots, MAX_LOGIT_BIASES]
     bias_values: Tensor  # [num_slots, MAX_LOGIT_BIASES] float32
+    adapter_places: Tensor  # [num_adapter_slots]; index + 1 of the adapter in each slot that params name; 0: none
     automata: Tensor  # [num_automata, AUTOMATON_BYTES] uint8
     automaton_places: Tensor  # [num_slots, lists * PLACE_WORDS]; where the slot's text stands in its automaton
     token_bitmasks: Tensor  # [num_slots, lists * ceil(vocab / 32)]; tokens that may come next, a bit each
@@ -119,6 +120,7 @@ class Batch:
         has_windows: bool = False,
         vector_floats: int = 0,
         most_drafts: int = 0,
+        num_adapter_slots: int = 0,
     ) -> Batch:
         """Allocate an empty batch (all zero, no row); without automata, no row can be constrained.
 
@@ -133,6 +135,7 @@ class Batch:
             "window_kv_slots": has_windows * max_tokens,
             "query_starts": max_rows + 1,
             "automata": num_automata,
+            "adapter_places": num_adapter_slots,
             "token_starts": vocab_size + 1,
             "token_text": vocab_bytes,
         } | dict.fromkeys(_OF_TOKENS, max_tokens)

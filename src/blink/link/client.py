@@ -19,8 +19,8 @@ from blink.errors import BlinkError, EngineUnavailableError
 from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
-from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
-from blink.region.layout import COMPLETION, EngineState, ErrorCode, Task
+from blink.link.queue_pair import NO_ADAPTER, NO_HASH_ROOT, AdapterId, QueuePair, Submission
+from blink.region.layout import ADAPTER_WORDS, COMPLETION, EngineState, ErrorCode, Task, field_offset
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
@@ -46,6 +46,7 @@ class RegionInfo:
     task: Task = Task.GENERATE
     vector_width: int = 0  # floats that each prompt becomes; 0: prompts are continued
     normalizes_vectors: bool = False  # unless a request asks for others
+    num_adapters: int = 0  # that it holds at once; 0: it takes none
 
     @property
     def longest_prompt(self) -> int:
@@ -114,6 +115,7 @@ class EngineClient:
         flow: int = 0,
         automaton: Automaton | None = None,
         prediction: Sequence[int] | np.ndarray[Any, Any] = (),
+        adapter: AdapterId = NO_ADAPTER,
     ) -> int:
         """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
 
@@ -129,7 +131,7 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
         hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
-        entry = Submission(prompt, list(stops), seed, hashes, flow, root, automaton, prediction)
+        entry = Submission(prompt, list(stops), seed, hashes, flow, root, automaton, prediction, adapter)
         sequence = self._pair.submit(entry, params)
         self._expect()
         return sequence
@@ -138,6 +140,24 @@ class EngineClient:
         """End a sequence early; unknown ids are ignored."""
         if self._pair is not None:
             self._pair.cancel(sequence)
+
+    def holds_adapter(self, adapter: AdapterId) -> bool:
+        """Say whether the engine still has an adapter."""
+        return self._adapter_word(adapter, "generation") == adapter.generation
+
+    def count_adapter_users(self, adapter: AdapterId) -> tuple[int, int]:
+        """Return how many sequences run or are about to with an adapter, and how many wait for its place."""
+        if not self.holds_adapter(adapter):
+            return 0, 0
+        ready, users = (self._adapter_word(adapter, name) for name in ("num_in_slots", "num_users"))
+        return ready, max(users - ready, 0)
+
+    def _adapter_word(self, adapter: AdapterId, name: str) -> int:
+        """Load a word of an adapter; 0 where there is none."""
+        if self._link is None or not self.ready or self.info is None or not 0 <= adapter.index < self.info.num_adapters:
+            return 0
+        offset = int(self._link.header["adapters_offset"]) + adapter.index * ADAPTER_WORDS.itemsize
+        return self._link.load_word(offset + field_offset(ADAPTER_WORDS, name))
 
     def reset_prefix_cache(self) -> None:
         """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.
@@ -269,4 +289,5 @@ def _region_info(link: Link) -> RegionInfo:
         vector_width=int(geometry["vector_width"]),
         normalizes_vectors=bool(geometry["normalizes_vectors"]),
         speculates=bool(geometry["spec_tokens"]),
+        num_adapters=int(geometry["num_adapters"]),
     )

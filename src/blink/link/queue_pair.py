@@ -25,6 +25,17 @@ _DRAIN_BATCH = 4096
 NO_HASH_ROOT = bytes(CONSTANTS["block_hash_bytes"])  # of a sequence whose answer is not cached
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterId:
+    """An adapter in the engine's memory, by its index among csrc's AdapterWords; -1: none."""
+
+    index: int
+    generation: int
+
+
+NO_ADAPTER = AdapterId(-1, 0)
+
+
 @dataclass(slots=True)
 class _Live:
     """A sequence that the scheduler has not ended; its arena span until that is consumed."""
@@ -47,6 +58,7 @@ class Submission:
     hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
     automaton: Automaton | None = None  # what its text may look like
     prediction: Sequence[int] | np.ndarray[Any, Any] = ()  # tokens that its answer may have much of
+    adapter: AdapterId = NO_ADAPTER
 
 
 class Parameters(Protocol):
@@ -265,6 +277,8 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "num_biases": len(params.biases),
         "prediction_offset": prediction,
         "num_prediction_tokens": len(submission.prediction),
+        "adapter": submission.adapter.index + 1,
+        "adapter_generation": submission.adapter.generation,
         "automaton_offset": automaton,
         "automaton_bytes": 0,
         "automaton_hash": b"",

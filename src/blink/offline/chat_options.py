@@ -38,7 +38,7 @@ class ChatOptions:
     mm_processor_kwargs: object = None
 
     def __post_init__(self) -> None:
-        refuse(lora_request=self.lora_request, mm_processor_kwargs=self.mm_processor_kwargs)
+        refuse(mm_processor_kwargs=self.mm_processor_kwargs)
         name = "chat_template_content_format"
         if self.chat_template_content_format not in ("auto", "string", "openai"):
             raise BadRequestError(f"{name} must be auto, string or openai.", name)

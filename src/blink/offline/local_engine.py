@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from blink.adapters.client import AdapterClient, LoRARequest, rules_with
 from blink.engine.thread import EngineThread
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import EngineClient, RegionInfo
@@ -41,6 +42,7 @@ class LocalEngine:
         self._thread = EngineThread(self.config.engine)
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
         self.client = EngineClient(ShmConnector(self.config.engine.region), engine_timeout=60.0)
+        self._adapters = AdapterClient(self.config.engine.region, self.client)
         self.is_closed = False
 
     @property
@@ -81,14 +83,17 @@ class LocalEngine:
         rules: PromptRules,
         engine: RegionInfo,
         task: Task = Task.GENERATE,
+        lora: LoRARequest | None = None,
     ) -> Plan:
-        """Plan the request of one prompt.
+        """Plan the request of one prompt; its adapter is loaded if it is not there.
 
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
         """
         check_task(task, engine)
         rules = replace(rules, cache_salt=source.cache_salt)
+        if lora is not None:
+            rules = rules_with(rules, self._adapters.hold(lora.lora_path, anew=lora.load_inplace))
         # A caller may have changed the parameters since they were checked.
         return self.planner.plan_now([source.prompt], replace(params), rules, engine)
 
@@ -131,7 +136,7 @@ def refuse(**given: object) -> None:
     """
     for name, value in given.items():
         if value:
-            raise BadRequestError(f"{name} is not supported: text models without adapters are served here.", name)
+            raise BadRequestError(f"{name} is not supported: it is not built for this call.", name)
 
 
 def priorities_of(priority: int | Sequence[int] | None, count: int) -> Sequence[int | None]:

@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.hub.localize import localize
+from blink.lora_config import LoraConfig
 from blink.vllm.options import to_own_options
 
 _OF_CHATS = ("chat_template", "default_chat_template_kwargs")
@@ -54,10 +55,11 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     Raises:
         ConfigError: an option is unknown, of another type, or asks for what is not done here.
     """
-    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, FrontendConfig)}
+    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, LoraConfig, FrontendConfig)}
     names = {
         ModelConfig: [field.name for field in fields(ModelConfig)],
-        EngineConfig: [field.name for field in fields(EngineConfig) if field.name != "model"],
+        EngineConfig: [field.name for field in fields(EngineConfig) if field.name not in ("model", "lora")],
+        LoraConfig: [field.name for field in fields(LoraConfig)],
         FrontendConfig: _OF_CHATS,
     }
     known = {name for each in names.values() for name in each}
@@ -76,7 +78,8 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     chosen[EngineConfig].setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")
     own = localize(ModelConfig(model=model, **chosen[ModelConfig]))
     frontend = FrontendConfig(model=own, **chosen[FrontendConfig])
-    return LocalConfig(EngineConfig(model=own, **chosen[EngineConfig]), frontend)
+    lora = LoraConfig(**chosen[LoraConfig])
+    return LocalConfig(EngineConfig(model=own, lora=lora, **chosen[EngineConfig]), frontend)
 
 
 def _check_type(cls: type, name: str, value: object, kind: object) -> None:

@@ -19,7 +19,7 @@ from blink.formats.matrix import QuantizedMatrix
 from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache, LayerCache, StateCache
 from blink.models.decoder import Decoder
-from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.checkpoint import Checkpoint, GgufCheckpoint
 from blink.models.weights.quantized_checkpoint import OUTPUT, is_matrix
 from blink.quantize.rounding import Grid, round_matrix, round_nearest
 from blink.runner.run import Runner
@@ -33,6 +33,8 @@ Keep = Callable[[str, QuantizedMatrix], None]  # takes a matrix by its name
 
 class CalibratedCheckpoint:
     """A checkpoint whose matrices are rounded when they are first multiplied with; `shapes`: of all tensors."""
+
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, source: Checkpoint, choose: Callable[[str], Grid], keep: Keep, windows: Tensor) -> None:
         """Take what is rounded, to which grid, who takes it, and the texts [windows, tokens] that will be fed."""

@@ -12,6 +12,7 @@ from typing import Any
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
 from blink.link.client import RegionInfo
+from blink.link.queue_pair import NO_ADAPTER, AdapterId
 from blink.request.automata import AutomatonCache
 from blink.request.compilation import Client, Compilation
 from blink.request.reasoning_budget import limit_reasoning
@@ -55,6 +56,7 @@ class PlannedSequence:
     generation: Generation
     automaton: Automaton | None = None
     prediction: Tokens = ()
+    adapter: AdapterId = NO_ADAPTER
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,9 @@ class Planner:
                 )
                 seed = (base + place) & _SEED_MASK
                 eos = assets.eos_token_ids
-                sequences.append(PlannedSequence(prompt, chosen, seed, eos, generation, automaton, prediction))
+                sequences.append(
+                    PlannedSequence(prompt, chosen, seed, eos, generation, automaton, prediction, rules.adapter)
+                )
         return Plan(prompts, sequences, params.n)
 
     def _predict(self, text: str, engine: RegionInfo) -> Tokens:

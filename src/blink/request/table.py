@@ -127,6 +127,7 @@ class SequenceTable:
             flow=owner.flow,
             automaton=planned.automaton,
             prediction=planned.prediction,
+            adapter=planned.adapter,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1
@@ -255,4 +256,6 @@ def _flush(owners: Iterable[Owner]) -> None:
 def _rejection(code: int) -> BlinkError:
     if code == RejectCode.DRAINING:
         return EngineUnavailableError("The engine is shutting down.")
+    if code == RejectCode.ADAPTER:
+        return EngineUnavailableError("The adapter has just left the engine's memory. Retry.")
     return BlinkError(f"The engine rejected the request: {RejectCode(code).name}.")

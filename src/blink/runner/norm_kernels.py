@@ -163,4 +163,5 @@ class NormKernels(Stream):
         return self._step.ranks.add(partial)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
-        return self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias)
+        found, updates = self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias), self._step.updates
+        return found if updates is None else updates.add(found, x, weight)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from blink.formats.schemes import FormatId
 from blink.kernels.all_reduce import ONE_RANK, Ranks
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.lora import Updates
 from blink.kernels.operands import Norm
 from blink.kernels.pooling import Pooler
 from blink.kernels.sampling import sample
@@ -18,6 +21,7 @@ from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
+from blink.runner.adapters import find_updates
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
 from blink.runner.layer_inputs import compute_layer_inputs
@@ -37,6 +41,7 @@ class Runner:
         """Run a model, or one rank's part of it; only the first rank writes the batch's outputs."""
         self.model = model
         self._ranks = ranks
+        self.adapters: Sequence[Updates | None] = ()  # in memory, by the index that the scheduler knows them by
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
@@ -126,7 +131,8 @@ class Runner:
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
-        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks)
+        updates = find_updates(batch, bucket.rows, self.adapters) if self.adapters else None
+        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates)
 
     def _begin(self, step: Step) -> Stream:
         """Begin with the embeddings. Snapshots are loaded before: see kernels/gpu/recurrent/decode.py."""

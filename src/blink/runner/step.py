@@ -12,6 +12,7 @@ from blink.kernels.all_reduce import Ranks
 from blink.kernels.batch import Batch, Header
 from blink.kernels.latent import LatentKernels
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.lora import StepUpdates
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.kernels.router import ChooseKernel
 from blink.models.decoder import Decoder
@@ -56,6 +57,7 @@ class Step:
     batch: Batch
     kv_cache: KvCache
     ranks: Ranks
+    updates: StepUpdates | None = None  # of tokens that have adapters
 
     @property
     def num_tokens(self) -> Tensor:

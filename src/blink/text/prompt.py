@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.errors import BadRequestError, PromptTooLongError
+from blink.link.queue_pair import NO_ADAPTER, AdapterId
 from blink.region.layout import CONSTANTS
 from blink.region.native import lib
 from blink.text.tokenizer import Tokenizer
@@ -55,6 +56,8 @@ class PromptRules:
     cache_salt: str | None = None
     param: str = "prompt"  # the field that the prompts come from
     prediction: str = ""  # what the answers may have much of, for speculative decoding
+    adapter: AdapterId = NO_ADAPTER
+    adapter_content: str = ""  # digest: blocks of another content have other hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ def _prepare(
     if not len(tokens):
         raise BadRequestError("The prompt cannot be empty.", rules.param)
     _check_length(len(tokens), rules, limits, token_limit)
-    root = hash_root(limits.hash_key, (rules.cache_salt or "").encode())
+    salt = f"{rules.adapter_content}:{rules.cache_salt or ''}" if rules.adapter_content else rules.cache_salt or ""
+    root = hash_root(limits.hash_key, salt.encode())
     hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, root) if limits.prefix_caching else b""
     return Prompt(tokens, hashes, root)
 

@@ -17,8 +17,8 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     "Not yet: an engine that sleeps or pauses. Stop the server to free its memory.": (
         "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused",
     ),
-    "Not yet: LoRA adapters.": (
-        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter",
+    "Not here: /v1/load_lora_adapter and /v1/unload_lora_adapter change adapters.": (
+        "/load_lora_adapter", "/unload_lora_adapter",
     ),
     "The server has no profiler: `blink trace` writes a timeline of its steps.": ("/start_profile", "/stop_profile"),
     "No code is run for clients.": ("/collective_rpc",),

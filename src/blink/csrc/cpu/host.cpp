@@ -46,6 +46,7 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
   h.magic = kMagic;
   h.digest = layout_digest();
   h.trace_offset = layout.trace;
+  h.adapters_offset = layout.adapters;
   h.queue_pairs_offset = layout.queue_pairs;
   h.queue_pair_bytes = layout.queue_pair.bytes;
   std::memcpy(h.hash_key, hash_key, sizeof h.hash_key);

@@ -45,6 +45,7 @@ enum class RejectCode : uint32_t {
   kTpotTarget = 18,
   kPooling = 19,
   kPrediction = 20,
+  kAdapter = 21,
 };
 
 // Why the scheduler stopped; Control::error_code.

@@ -3,7 +3,8 @@
 // Python derives its numpy dtypes from these structs (layout_table.h); nothing here is written down a second time.
 // A word that is no FIELD is padding.
 //
-//   Header | Control | Trace ring | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
+//   Header | Control | Trace ring | AdapterWords | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue
+//   pair 1 | ...
 #pragma once
 
 #include "region/automaton.h"
@@ -14,7 +15,7 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 5;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 6;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 256;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -82,6 +83,8 @@ struct Geometry {
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
   FIELD(uint32_t, num_automata);       // that the engine holds at once
+  FIELD(uint32_t, num_adapters);       // that the host's memory holds at once; 0: none are served
+  FIELD(uint32_t, num_adapter_slots);  // adapters that the model holds at once: those of one step
   FIELD(uint32_t, vocab_bytes);        // of all tokens' texts; 0: nothing can be constrained
   FIELD(uint32_t, best_effort_share);  // thousandths of the time, while urgent work is there
   FIELD(uint32_t, overtake_share);     // thousandths of the time that prefill may take from decoding by preempting it
@@ -109,6 +112,7 @@ struct Header {
   FIELD(uint64_t, digest);
   FIELD(uint64_t, epoch);
   FIELD(uint64_t, trace_offset);
+  FIELD(uint64_t, adapters_offset);
   FIELD(uint64_t, queue_pairs_offset);
   FIELD(uint64_t, queue_pair_bytes);
   FIELD_ARRAY(uint8_t, hash_key, 16);
@@ -204,6 +208,19 @@ struct TraceEntry {
   FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table
 };
 
+// An adapter (LoRA) in the host's memory, by its index. adapters.h has the protocol.
+struct AdapterWords {
+  FIELDS_OF(AdapterWords);
+  // writer: engine
+  alignas(64) FIELD(uint32_t, generation);  // no two adapters have the same, whatever their index; 0: there is none
+  FIELD(uint32_t, content);                 // equal contents have the same, and no others; stored before `generation`
+  // writer: scheduler
+  alignas(64) FIELD(uint32_t, seen);  // the generation that sequences may use
+  FIELD(uint32_t, num_users);         // sequences, whether they run or wait
+  FIELD(uint32_t, num_in_slots);      // of these, those that the model's memory has it for
+  FIELD(uint32_t, last_use);          // grows with each sequence that comes for any adapter
+};
+
 // writer: frontend. The scheduler reads all four at once (intake.h).
 struct FrontendWords {
   FIELDS_OF(FrontendWords);
@@ -249,7 +266,9 @@ struct Sqe {
   FIELD(uint32_t, tpot_target_us);                            // 0: the engine's
   FIELD(uint32_t, prediction_offset);                         // int32 tokens that the answer may have much of
   FIELD(uint32_t, num_prediction_tokens);
-  uint32_t reserved[12];
+  FIELD(uint32_t, adapter);  // index + 1; 0: none
+  FIELD(uint32_t, adapter_generation);
+  uint32_t reserved[10];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
@@ -317,14 +336,15 @@ BLINK_FN QueuePairLayout queue_pair_layout(const Geometry& g) {
 constexpr uint64_t kControlOffset = align_up(sizeof(Header), kCacheLine);
 
 struct RegionLayout {
-  uint64_t trace, queue_pairs, bytes;
+  uint64_t trace, adapters, queue_pairs, bytes;
   QueuePairLayout queue_pair;
 };
 
 BLINK_FN RegionLayout region_layout(const Geometry& g) {
   RegionLayout l{};
   l.trace = align_up(kControlOffset + sizeof(Control), kPage);
-  l.queue_pairs = align_up(l.trace + g.trace_entries * sizeof(TraceEntry), kPage);
+  l.adapters = align_up(l.trace + g.trace_entries * sizeof(TraceEntry), kPage);
+  l.queue_pairs = align_up(l.adapters + g.num_adapters * sizeof(AdapterWords), kPage);
   l.queue_pair = queue_pair_layout(g);
   l.bytes = l.queue_pairs + g.num_queue_pairs * l.queue_pair.bytes;
   return l;

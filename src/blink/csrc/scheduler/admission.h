@@ -186,7 +186,7 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
     q.num_freed = hit.blocks - hit.window_blocks;
     q.num_computed = found;
     const uint32_t last = hit.blocks > 0 ? uint32_t(block_table(s, q.slot)[hit.blocks - 1]) : kNone;
-    q.chain = hit.blocks > 0 ? registration_of(s, last) : kChainStart;
+    q.chain = hit.blocks > 0 ? registration_of(s, last) : chain_start(s, q.slot);
     if (hit.blocks > 0 && has_snapshots(s)) begin_with_snapshot(s, q, last);
   }
   if (!q.admitted) {
@@ -244,7 +244,7 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
 BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return q.skipped_pass != s.pass && can_start(s, q) && (q.slot != kNone || s.qps[q.queue_pair].may_take) &&
-         class_runs(s, q, now) && has_automaton_room(s, q);
+         class_runs(s, q, now) && has_automaton_room(s, q) && has_adapter_room(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.

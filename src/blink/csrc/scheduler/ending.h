@@ -2,6 +2,7 @@
 // How sequences end: complete, cancelled, or because their frontend has gone.
 #pragma once
 
+#include "scheduler/adapters.h"
 #include "scheduler/automata.h"
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
@@ -21,6 +22,7 @@ BLINK_RARE_FN void free_sequence(Env& env, State& s, uint32_t index) {
   env.sync();
   if (env.lane() == 0) {
     drop_snapshot(s, q);
+    leave_adapter(s, q);
     if (q.slot != kNone) {
       s.free_slots[s.num_free_slots++] = q.slot;
       s.qps[q.queue_pair].num_slots--;

@@ -101,6 +101,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   RejectCode code = tag < g.sequences_per_queue_pair ? validate(g, e) : RejectCode::kTag;
   const uint32_t index = qp * g.sequences_per_queue_pair + (code == RejectCode::kTag ? 0 : tag);
   if (code == RejectCode::kNone && s.sequences[index].status != SequenceStatus::kFree) code = RejectCode::kTagBusy;
+  if (code == RejectCode::kNone && !may_use_adapter(s, e)) code = RejectCode::kAdapter;
   if (code == RejectCode::kNone && s.engine_state != uint32_t(EngineState::kReady)) code = RejectCode::kDraining;
   if (code != RejectCode::kNone) return reject(s, qp, e.sequence, code, now);
   Sequence& q = s.sequences[index];
@@ -116,6 +117,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   q.sqe = e;
   s.waiting[s.num_waiting++] = index;
   join_flow(s, q);
+  join_adapter(s, q);
   s.num_best_effort += e.service_class == uint32_t(ServiceClass::kBestEffort);
   s.num_paced += tpot_target_ns(s, q) > 0;
   s.qps[qp].num_live++;
@@ -147,6 +149,7 @@ BLINK_FN void beat(State& s, uint64_t now) {
   if (now - s.heartbeat_ns >= kHeartbeatNs) {
     s.heartbeat_ns = now;
     store_release(s.control->heartbeat, ++s.heartbeat);
+    follow_adapters(s);
   }
   const uint32_t drain = load_relaxed(s.control->drain), stop = load_relaxed(s.control->stop);  // both at once
   uint32_t state = s.engine_state;

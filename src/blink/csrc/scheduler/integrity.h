@@ -17,7 +17,7 @@ class IntegrityCheck {
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
                        &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
                        &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots,
-                       &IntegrityCheck::windows, &IntegrityCheck::window_owners})
+                       &IntegrityCheck::windows, &IntegrityCheck::window_owners, &IntegrityCheck::adapters})
       if (!broken) broken = (this->*check)();
     return broken;
   }
@@ -299,6 +299,30 @@ class IntegrityCheck {
     for (uint32_t w = 0; w < s_.geometry.num_window_blocks; w++)
       if (s_.window_owners[w] != 0 && s_.block_windows[s_.window_owners[w] - 1] != w + 1)
         return "a window block's owner has another";
+    return nullptr;
+  }
+
+  // Users are counted, and a slot and its adapter name each other.
+  const char* adapters() {
+    std::vector<uint32_t> users(s_.geometry.num_adapters), in_slots(users.size());
+    for (uint32_t i = 0; i < num_sequences(); i++) {
+      const Sequence& q = s_.sequences[i];
+      if (q.status == SequenceStatus::kFree || q.sqe.adapter == 0) continue;
+      const AdapterUse& use = s_.adapters[q.sqe.adapter - 1];
+      if (use.generation != q.sqe.adapter_generation) return "an adapter in use was taken back";
+      if ((q.slot != kNone) != (q.adapter_slot > 0)) return "a sequence with a slot lacks its adapter";
+      if (q.adapter_slot > 0 && q.adapter_slot != use.slot) return "a sequence's adapter is in another slot";
+      users[q.sqe.adapter - 1]++;
+      in_slots[q.sqe.adapter - 1] += q.adapter_slot > 0;
+    }
+    for (uint32_t i = 0; i < users.size(); i++) {
+      const AdapterUse& use = s_.adapters[i];
+      if (use.num_users != users[i] || use.num_in_slots != in_slots[i]) return "an adapter's users are miscounted";
+      if (use.slot > 0 && s_.adapter_places[use.slot - 1] != int32_t(i + 1)) return "an adapter's slot is another's";
+    }
+    for (uint32_t slot = 0; slot < s_.geometry.num_adapter_slots; slot++)
+      if (const int32_t place = s_.adapter_places[slot]; place > 0 && s_.adapters[place - 1].slot != slot + 1)
+        return "a slot's adapter is elsewhere";
     return nullptr;
   }
 

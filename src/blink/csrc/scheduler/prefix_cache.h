@@ -25,6 +25,9 @@ BLINK_FN int32_t* block_tokens(const State& s, uint32_t block) {
 }
 BLINK_FN Registration registration_of(const State& s, uint32_t block) { return {block, s.block_registrations[block]}; }
 
+// What the chain of a slot's blocks begins with: those of different adapters have different keys and values.
+BLINK_FN Registration chain_start(const State& s, uint32_t slot) { return {kNone, s.params[slot].content}; }
+
 // Whether a registered block follows `parent` and holds the tokens of block `i` of the slot's prompt. Hashes alone
 // prove nothing: frontends send them.
 BLINK_FN bool continues(const State& s, uint32_t block, Registration parent, uint32_t slot, uint32_t i) {
@@ -49,7 +52,8 @@ BLINK_RARE_FN PrefixHit find_prefix(Env& env, State& s, uint32_t slot, uint32_t 
     env.sync();  // the block before was found by another lane
     bool found = entry != 0 && (i == 0 || table[i - 1] >= 0);
     if (found)
-      found = continues(s, entry - 1, i == 0 ? kChainStart : registration_of(s, uint32_t(table[i - 1])), slot, i);
+      found =
+          continues(s, entry - 1, i == 0 ? chain_start(s, slot) : registration_of(s, uint32_t(table[i - 1])), slot, i);
     const uint32_t end = env.least(found ? kNone : least(i, num_hashes));
     hit.blocks = least(end, least(num_hashes, tile + env.lanes()));
     if (i < num_hashes && i >= hit.blocks) table[i] = 0;  // a table holds blocks, also where nobody should look

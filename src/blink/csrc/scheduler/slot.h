@@ -2,6 +2,7 @@
 // A sequence's slot: what the model reads of its request, copied out of the arena.
 #pragma once
 
+#include "scheduler/adapters.h"
 #include "scheduler/automata.h"
 #include "scheduler/ending.h"
 #include "scheduler/intake.h"
@@ -54,8 +55,11 @@ BLINK_RARE_FN RejectCode load_slot(Env& env, State& s, Sequence& q) {
   for (uint32_t i = env.lanes() - 1 - env.lane(); i < e.num_hashes * (kBlockHashBytes / 4); i += env.lanes())
     slot_words[i] = hashes[i];
   if (!take_automaton(env, s, q)) return RejectCode::kAutomaton;
-  if (env.lane() == 0)
-    s.params[q.slot] = SlotParams{e.sampling, e.num_prompt_tokens, e.num_stop_tokens, e.num_biases, q.automaton + 1};
+  if (env.lane() == 0) {
+    take_adapter(s, q);
+    s.params[q.slot] = SlotParams{e.sampling,      e.num_prompt_tokens, e.num_stop_tokens, e.num_biases,
+                                  q.automaton + 1, q.adapter_slot,      content_of(s, q)};
+  }
   bad = env.sum(bad);
   return bad.tokens > 0 ? RejectCode::kPromptToken : bad.biases > 0 ? RejectCode::kBiasValue : RejectCode::kNone;
 }

@@ -16,10 +16,9 @@ constexpr int32_t kGrammarDone = -2;    // sampled of a row whose grammar is com
 struct Registration {
   FIELDS_OF(Registration);
   FIELD(uint32_t, block);  // kNone: before the first block of a prompt
-  FIELD(uint32_t, count);  // of this block's registrations
+  FIELD(uint32_t, count);  // of this block's registrations; before the first block: AdapterUse::content, 0 without one
 };
 BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
-constexpr Registration kChainStart{kNone, 0};
 
 // What a sequence's drafts come from, and what became of those before (drafts.h).
 struct Drafting {
@@ -60,10 +59,11 @@ struct Sequence {
   FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
   FIELD(uint32_t, preemptions);     // how often its blocks were taken while it ran, since its last token
   FIELD(uint64_t, arrival);
-  FIELD(uint64_t, queued_ns);  // start of the present wait
-  FIELD(uint64_t, waited_ns);  // in all waits before
-  FIELD(uint64_t, due_ns);     // of its next token, where it has a target (pacing.h)
-  FIELD(uint32_t, automaton);  // with a slot: index of the one that constrains it; kNone: none does
+  FIELD(uint64_t, queued_ns);     // start of the present wait
+  FIELD(uint64_t, waited_ns);     // in all waits before
+  FIELD(uint64_t, due_ns);        // of its next token, where it has a target (pacing.h)
+  FIELD(uint32_t, adapter_slot);  // with a slot: index + 1 of the model's copy of its adapter; 0: it has none
+  FIELD(uint32_t, automaton);     // with a slot: index of the one that constrains it; kNone: none does
   FIELD(Drafting, drafting);
   FIELD(Sqe, sqe);
 };
@@ -100,8 +100,20 @@ struct SlotParams {
   FIELD(uint32_t, num_stop_tokens);
   FIELD(uint32_t, num_biases);
   FIELD(uint32_t, automaton);  // index + 1 of the one that constrains the text; 0: none does
+  FIELD(uint32_t, adapter);    // Sequence::adapter_slot
+  FIELD(uint32_t, content);    // AdapterUse::content; 0: no adapter
 };
-static_assert(sizeof(SlotParams) == 80, "a slot's parameters are 20 words");
+static_assert(sizeof(SlotParams) == 88, "a slot's parameters are 22 words");
+
+// An adapter of the host's memory, as sequences use it (adapters.h).
+struct AdapterUse {
+  FIELDS_OF(AdapterUse);
+  FIELD(uint32_t, generation);    // that sequences may use; 0: none
+  FIELD(uint32_t, content);       // of equal contents the same
+  FIELD(uint32_t, num_users);     // sequences
+  FIELD(uint32_t, num_in_slots);  // of these, those with an adapter_slot
+  FIELD(uint32_t, slot);          // index + 1 of the model's copy; 0: there is none
+};
 
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {
@@ -227,6 +239,7 @@ struct State {
   FIELD(Header*, header);
   FIELD(Control*, control);
   FIELD(TraceEntry*, trace);
+  FIELD(AdapterWords*, adapter_words);
   FIELD(uint8_t*, queue_pairs);
   FIELD(QueuePairLayout, queue_pair);
 
@@ -252,7 +265,12 @@ struct State {
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
 
+  STATE_ARRAY(int32_t, adapter_places,
+              g.num_adapter_slots);  // index + 1 of the adapter of which each is a copy; 0: none
+
   // the scheduler's own
+  STATE_ARRAY(AdapterUse, adapters, g.num_adapters);
+  STATE_ARRAY(uint32_t, adapter_stamps, g.num_adapter_slots);  // when each was last taken
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
   STATE_ARRAY(uint32_t, ngram_heads, g.spec_tokens == 0 ? 0 : uint64_t(g.num_slots) * g.ngram_entries);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
@@ -320,6 +338,7 @@ struct State {
   FIELD(uint32_t, num_live);
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
+  FIELD(uint32_t, adapter_stamp);
   FIELD(uint32_t, automaton_bytes_copied);  // while this step is composed
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences

@@ -34,6 +34,7 @@ inline void bind_region(State& state, const Geometry& geometry, uint64_t region)
   state.header = reinterpret_cast<Header*>(region);
   state.control = reinterpret_cast<Control*>(region + kControlOffset);
   state.trace = reinterpret_cast<TraceEntry*>(region + layout.trace);
+  state.adapter_words = reinterpret_cast<AdapterWords*>(region + layout.adapters);
   state.queue_pairs = reinterpret_cast<uint8_t*>(region + layout.queue_pairs);
   state.queue_pair = layout.queue_pair;
 }

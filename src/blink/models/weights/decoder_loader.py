@@ -149,14 +149,14 @@ class DecoderLoader:
 
     def _load_attention(self, mixer: Attention, prefix: str, kv_scales: KvScales) -> dict[str, Any]:
         hidden = self._spec.hidden_size
-        parts = _list_projections(mixer)
+        parts = list_projections(mixer)
         if self._family.is_qkv_fused:
             parts = {"qkv_proj": sum(parts.values())}
         qkv = {f"{prefix}.{name}": rows for name, rows in parts.items()}
         output = {f"{prefix}.o_proj": hidden}
         head_dims, wide = (mixer.head_dim, mixer.head_dim), (mixer.q_size, mixer.kv_size)
         return {
-            "qkv": self._tensors.load_matrix(qkv, hidden, _order_rows(mixer, separates_pairs=self._separates_pairs)),
+            "qkv": self._tensors.load_matrix(qkv, hidden, order_rows(mixer, separates_pairs=self._separates_pairs)),
             "qkv_bias": self._tensors.stack("bias", qkv) if mixer.qkv_bias else None,
             "output": self._tensors.load_matrix(output, mixer.q_size),
             "output_bias": self._tensors.stack("bias", output) if mixer.output_bias else None,
@@ -254,7 +254,7 @@ def _find_end_norm(spec: ModelSpec) -> str:
     return "model.norm"
 
 
-def _list_projections(mixer: Attention) -> dict[str, int]:
+def list_projections(mixer: Attention) -> dict[str, int]:
     """Return the projections before attention, and the rows of each."""
     queries = {"q_proj": (1 + mixer.output_gate) * mixer.q_size}
     if mixer.kv_source is not None:
@@ -263,7 +263,7 @@ def _list_projections(mixer: Attention) -> dict[str, int]:
     return {**queries, **keys} if mixer.keys_as_values else {**queries, **keys, "v_proj": mixer.kv_size}
 
 
-def _order_rows(mixer: Attention, *, separates_pairs: bool) -> list[Tensor] | None:
+def order_rows(mixer: Attention, *, separates_pairs: bool) -> list[Tensor] | None:
     """Return which rows of each projection to take, so that each pair to rotate lies half a head apart."""
     if mixer.keys_as_values and mixer.kv_source is None:
         return [torch.arange(mixer.q_size), torch.arange(mixer.kv_size).repeat(2)]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A frontend's view of the adapters in its engine's memory: those that were evicted are loaded again."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from blink.adapters.protocol import Held, ask_load, ask_unload
+from blink.errors import BadRequestError
+from blink.link.client import EngineClient
+from blink.link.queue_pair import AdapterId
+from blink.text.prompt import PromptRules
+
+
+@dataclass(frozen=True, slots=True)
+class LoRARequest:
+    """An adapter for a call of `LLM`, with the fields of vLLM's.
+
+    Args:
+        lora_name: what outputs show.
+        lora_int_id: taken; adapters are told apart by what they contain.
+        lora_path: the folder with the adapter's files.
+        load_inplace: whether the files are read again although the adapter is in memory.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str = ""
+    base_model_name: str | None = None
+    load_inplace: bool = False
+
+    def __post_init__(self) -> None:
+        if self.lora_int_id < 1 or not self.lora_path:
+            raise BadRequestError("A LoRARequest needs a lora_int_id from 1 on, and a lora_path.", "lora_request")
+
+
+class AdapterClient:
+    """Loads adapters by their paths."""
+
+    def __init__(self, region: str, client: EngineClient) -> None:
+        self._region = region
+        self._client = client
+        self._held: dict[str, Held] = {}  # by path
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    def hold(self, path: str, *, anew: bool = False) -> Held:
+        """Return an adapter that the engine has; blocks while it is loaded. anew: its files are read again.
+
+        Raises:
+            BadRequestError: the engine takes no adapters, or this one is damaged or does not fit.
+            OverloadedError: sequences use all adapters that are there.
+            EngineUnavailableError: the engine does not answer.
+        """
+        held = None if anew else self._find(path)
+        if held is None:
+            held = self._held[path] = ask_load(self._region, path, self._held.get(path) if anew else None)
+        return held
+
+    async def hold_soon(self, path: str, *, anew: bool = False) -> Held:
+        """Do what hold() does without blocking the event loop."""
+        found = None if anew else self._find(path)
+        if found is not None:
+            return found
+        async with self._turns.setdefault(path, asyncio.Lock()):
+            return await asyncio.to_thread(self.hold, path, anew=anew)
+
+    async def drop(self, path: str) -> None:
+        """Let no further sequence use an adapter; the engine frees it when none does.
+
+        Raises:
+            EngineUnavailableError: the engine does not answer.
+        """
+        self._turns.pop(path, None)
+        held = self._held.pop(path, None)
+        if held is not None:
+            await asyncio.to_thread(ask_unload, self._region, held)
+
+    def uses(self, path: str) -> tuple[int, int]:
+        """Return how many sequences of all frontends run with an adapter, and how many wait for its place."""
+        held = self._held.get(path)
+        return (0, 0) if held is None else self._client.count_adapter_users(id_of(held))
+
+    def _find(self, path: str) -> Held | None:
+        """Return an adapter if the engine has it now."""
+        info = self._client.info
+        if info is not None and not info.num_adapters:
+            raise BadRequestError("This server's engine takes no adapters (--enable-lora).", "lora_request")
+        held = self._held.get(path)
+        return held if held is not None and self._client.holds_adapter(id_of(held)) else None
+
+
+def id_of(held: Held) -> AdapterId:
+    """Return how requests name an adapter."""
+    return AdapterId(held.index, held.generation)
+
+
+def rules_with(rules: PromptRules, held: Held) -> PromptRules:
+    """Return the rules of a request that uses an adapter."""
+    return replace(rules, adapter=id_of(held), adapter_content=held.content)

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Adapters (LoRA): which of them sequences may use, and which of them the model holds a copy of.
+//
+// The engine's host process stores an adapter's generation once its weights are in memory, and 0 to take it back. The
+// scheduler follows, by `seen`, as soon as nobody uses the generation before. So the host waits for `seen` twice:
+// before it tells anybody of an adapter, and before it frees the memory of one. Entries name index and generation;
+// those of others than `seen` are refused. A model's copy without users stays until another adapter takes its slot.
+#pragma once
+
+#include "scheduler/queue_pair.h"
+
+namespace blink {
+
+// Tell the host how an adapter is used. Runs on: one lane.
+BLINK_FN void publish_use(State& s, uint32_t index) {
+  store_relaxed(s.adapter_words[index].num_users, s.adapters[index].num_users);
+  store_relaxed(s.adapter_words[index].num_in_slots, s.adapters[index].num_in_slots);
+}
+
+// Follow what the host has loaded and taken back. Runs on: one lane.
+// Orders: `generation` (acquire) before `content`; the last user's end before `seen` (release).
+BLINK_FN void follow_adapters(State& s) {
+  for (uint32_t i = 0; i < s.geometry.num_adapters; i++) {
+    AdapterUse& use = s.adapters[i];
+    const uint32_t generation = load_acquire(s.adapter_words[i].generation);
+    if (generation == use.generation || use.num_users > 0) continue;
+    if (use.slot > 0) s.adapter_places[use.slot - 1] = 0;
+    use = AdapterUse{generation, load_relaxed(s.adapter_words[i].content), 0, 0, 0};
+    store_release(s.adapter_words[i].seen, generation);
+  }
+}
+
+// Whether the adapter that an entry names is there, by an index that was validated, and is to stay.
+BLINK_FN bool may_use_adapter(const State& s, const Sqe& e) {
+  if (e.adapter == 0) return true;
+  const uint32_t index = e.adapter - 1, generation = e.adapter_generation;
+  return generation != 0 && generation == s.adapters[index].generation &&
+         generation == load_acquire(s.adapter_words[index].generation);
+}
+
+// Count a sequence that came among its adapter's users. Runs on: one lane.
+BLINK_FN void join_adapter(State& s, const Sequence& q) {
+  if (q.sqe.adapter == 0) return;
+  const uint32_t index = q.sqe.adapter - 1;
+  s.adapters[index].num_users++;
+  publish_use(s, index);
+  store_relaxed(s.adapter_words[index].last_use, ++s.adapter_stamp);
+}
+
+// Whether a slot of the model can be another adapter's: it is empty, or nobody uses what it holds.
+BLINK_FN bool is_slot_free(const State& s, uint32_t slot) {
+  const int32_t place = s.adapter_places[slot];
+  return place == 0 || s.adapters[place - 1].num_in_slots == 0;
+}
+
+// Whether a sequence can have its adapter in the model's memory.
+BLINK_FN bool has_adapter_room(const State& s, const Sequence& q) {
+  if (q.sqe.adapter == 0 || q.adapter_slot > 0 || s.adapters[q.sqe.adapter - 1].slot > 0) return true;
+  for (uint32_t slot = 0; slot < s.geometry.num_adapter_slots; slot++)
+    if (is_slot_free(s, slot)) return true;
+  return false;
+}
+
+// The slot that was not used for the longest time, of those that are free. can_admit() has seen to it that there is
+// one.
+BLINK_FN uint32_t oldest_free_slot(const State& s) {
+  uint32_t best = kNone;
+  for (uint32_t slot = 0; slot < s.geometry.num_adapter_slots; slot++)
+    if (is_slot_free(s, slot) && (best == kNone || s.adapter_stamps[slot] < s.adapter_stamps[best])) best = slot;
+  return best;
+}
+
+// Let a sequence that gets a slot have its adapter in the model's memory. Runs on: one lane.
+BLINK_FN void take_adapter(State& s, Sequence& q) {
+  if (q.sqe.adapter == 0) return;
+  const uint32_t index = q.sqe.adapter - 1;
+  AdapterUse& use = s.adapters[index];
+  if (use.slot == 0) {
+    const uint32_t slot = oldest_free_slot(s);
+    if (const int32_t before = s.adapter_places[slot]; before > 0) s.adapters[before - 1].slot = 0;
+    s.adapter_places[slot] = int32_t(index + 1);
+    use.slot = slot + 1;
+  }
+  s.adapter_stamps[use.slot - 1] = ++s.adapter_stamp;
+  q.adapter_slot = use.slot;
+  use.num_in_slots++;
+  publish_use(s, index);
+}
+
+// What the chain of a sequence's blocks begins with.
+BLINK_FN uint32_t content_of(const State& s, const Sequence& q) {
+  return q.sqe.adapter == 0 ? 0 : s.adapters[q.sqe.adapter - 1].content;
+}
+
+// Let a sequence that ends no longer use its adapter. Runs on: one lane.
+BLINK_FN void leave_adapter(State& s, Sequence& q) {
+  if (q.sqe.adapter == 0) return;
+  AdapterUse& use = s.adapters[q.sqe.adapter - 1];
+  use.num_users--;
+  use.num_in_slots -= q.adapter_slot > 0;
+  q.adapter_slot = 0;
+  publish_use(s, q.sqe.adapter - 1);
+}
+
+}  // namespace blink
