@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.xfail(reason="GPU engines refuse speculation: rows of one text do not attend bit by bit yet, most of all with an FP8 cache"),
+    pytest.mark.xfail(reason="rows of one text do not attend bit by bit yet: GPU engines refuse drafts"),
 ]
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 64, "vocab_size": 1024}

@@ -68,7 +68,7 @@ def one_row(batch: Batch, row: int) -> Batch:
 
 
 @pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
-@pytest.mark.xfail(strict=False, reason="GPU engines refuse speculation: rows of one text do not attend bit by bit yet, most of all with an FP8 cache")
+@pytest.mark.xfail(strict=False, reason="rows of one text do not attend bit by bit yet: GPU engines refuse drafts")
 @pytest.mark.parametrize(
     "groups",
     [
