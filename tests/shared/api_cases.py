@@ -68,6 +68,7 @@ def list_cases() -> list[Case]:
         _llama_cpp,
         _aliases,
         _pooling,
+        _adapters,
         _tokens,
         _wrong_bodies,
         _wrong_prompts,
@@ -486,6 +487,15 @@ def _pooling() -> Iterator[Case]:
         yield _post(server, "/v1/embeddings", {"input": "Hi"})
         yield _post(server, "/v1/rerank", ranked)
         yield _post(server, "/v1/score", {"text_1": "a", "text_2": "b"})
+
+
+def _adapters() -> Iterator[Case]:
+    """Yield changes of adapters, which no server of these takes."""
+    for server in ("plain", "guarded"):
+        yield _post(server, "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/nowhere"})
+        yield _post(server, "/v1/unload_lora_adapter", {"lora_name": "a"})
+    yield _post("plain", "/v1/load_lora_adapter", {"lora_name": "a"})
+    yield _post("plain", "/v1/unload_lora_adapter", {})
 
 
 def _tokens() -> Iterator[Case]:

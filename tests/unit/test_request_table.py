@@ -174,9 +174,13 @@ def test_a_rejection_fails_its_request_by_name(engine: Fixture, code: RejectCode
     sequence, _ = engine.submit(owner)
     engine.submit(other)
     engine.answer({"sequence": sequence, "kind": CqeKind.REJECTED, "token": code, "finish_reason": FinishReason.ERROR})
+    unavailable = {
+        RejectCode.DRAINING: "The engine is shutting down.",
+        RejectCode.ADAPTER: "The adapter has just left the engine's memory. Retry.",
+    }
     expected = (
-        (EngineUnavailableError, "The engine is shutting down.", "error")
-        if code == RejectCode.DRAINING
+        (EngineUnavailableError, unavailable[code], "error")
+        if code in unavailable
         else (BlinkError, f"The engine rejected the request: {code.name}.", "error")
     )
     assert owner.told[0] == expected

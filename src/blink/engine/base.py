@@ -97,9 +97,8 @@ class Engine(ABC):
             self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
             self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
             self._kv_cache = self._allocate_kv_cache(size)
-            self._residual = torch.zeros(
-                config.max_num_batched_tokens, spec.hidden_size, dtype=self._model.dtype, device=self._model.device
-            )
+            sizes = config.max_num_batched_tokens, spec.hidden_size
+            self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
         except BaseException:
             self._region.remove()
             raise
@@ -113,8 +112,7 @@ class Engine(ABC):
     def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
         logger.info("weights: %.2f GB", self._model.num_weight_bytes / 1e9)
-        inputs = self._model.inputs
-        if inputs is not None and inputs.table.device != self._model.device:
+        if (inputs := self._model.inputs) is not None and inputs.table.device != self._model.device:
             logger.info("%.2f GB of them are per-layer embeddings in the host's memory", inputs.table.nbytes / 1e9)
         logger.info("KV cache: %d blocks of %d tokens, %s", size.num_blocks, config.block_size, dtype)
         if size.num_window_blocks:

@@ -159,7 +159,7 @@ class Cuts:
             return self._once
         if tensor == "down_proj":
             return _cut(1, size, [part])
-        pairs = range(2 * part.start, 2 * part.stop)  # of gates and ups, which alternate
+        pairs = range(2 * part.start, 2 * part.stop)  # rows of gate and up alternate
         return _cut(2 if tensor == "gate_up_proj" else 1, 2 * size, [pairs])
 
     def _find_dense(self, size: int, name: str, kind: str) -> Cut | Whole | None:

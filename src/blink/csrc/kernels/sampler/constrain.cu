@@ -49,7 +49,7 @@ __device__ inline uint32_t count_generated(const ConstrainArgs& args, uint32_t s
   return generated > 0 ? uint32_t(generated) : 0;
 }
 
-// Find the place behind a row's last token, from a copy of its slot's ring of places. Runs on: one lane.
+// Find the place behind a row's last token, from a copy of its slot's latest places. Runs on: one lane.
 __device__ inline FoundRow find_row(const ConstrainArgs& args, const Automaton& automaton, uint32_t slot, uint32_t row,
                                     const AutomatonPlace* places, AutomatonPlace& place) {
   const uint32_t count = count_generated(args, slot, row), first = slot * args.num_lists;
