@@ -86,7 +86,8 @@ class ApiService:
         self.reader = Reader(config, assets)
         self.adapters = ServedAdapters(config, poller.group.clients[0])
         self.is_draining = False
-        self._bounds: dict[bytes, Bounds] = {}  # by the digest of an API key
+        self._bounds: dict[bytes, Bounds] = {}  # by the digest of an API key, for the adapters named next
+        self._adapters_of_bounds: tuple[str, ...] = ()
 
     @property
     def engine(self) -> RegionInfo:
@@ -126,6 +127,9 @@ class ApiService:
     def bounds_of(self, owner: bytes) -> Bounds:
         """Return what the bodies of a key's owner are measured by now."""
         engine = self.poller.group.info if not self.is_draining else None
+        if self._adapters_of_bounds != (names := tuple(self.adapters.names)):
+            self._bounds.clear()
+            self._adapters_of_bounds = names
         bounds = self._bounds.get(owner)
         if bounds is None or bounds.engine is not engine:
             bounds = self._bounds[owner] = self._make_bounds(owner, engine)
