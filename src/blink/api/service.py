@@ -127,7 +127,7 @@ class ApiService:
     def bounds_of(self, owner: bytes) -> Bounds:
         """Return what the bodies of a key's owner are measured by now."""
         engine = self.poller.group.info if not self.is_draining else None
-        if self._adapters_of_bounds != (names := tuple(self.adapters.names)):
+        if self._adapters_of_bounds != (names := self.adapters.names):
             self._bounds.clear()
             self._adapters_of_bounds = names
         bounds = self._bounds.get(owner)
