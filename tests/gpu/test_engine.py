@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,27 +19,10 @@ import torch
 
 from blink import LLM, SamplingParams
 from blink.link.client import EngineClient
-from blink.link.shm import ShmConnector
 from blink.region.layout import CqeKind
-from processes import wait_for
+from engine_process import CONFIG, connect, run_engine_process, stopped
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "vocab_size": 32000,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-}
 
 PROMPT = np.arange(100, 140, dtype=np.int32)
 NUM_SEQUENCES, NUM_TOKENS = 64, 1500
@@ -51,28 +31,8 @@ NUM_SEQUENCES, NUM_TOKENS = 64, 1500
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """An engine process with random weights; yields it and its region."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
-    flags = [f"--model={tmp_path}", "--load-format=dummy", "--device=cuda", f"--region={region}"]
-    process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags, "--num-gpu-blocks-override=32768"])
-    yield process, region
-    process.send_signal(signal.SIGCONT)
-    process.terminate()
-    try:
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
-
-
-def connect(region: str, process: subprocess.Popen[bytes]) -> EngineClient:
-    client = EngineClient(ShmConnector(region), engine_timeout=3.0)
-    deadline = time.monotonic() + 120
-    while not client.ready:
-        assert process.poll() is None, "the engine ended"
-        assert time.monotonic() < deadline, client.unavailable_reason
-        client.tick()
-        time.sleep(0.05)
-    return client
+    with run_engine_process(tmp_path, "--num-gpu-blocks-override=32768") as running:
+        yield running
 
 
 def generate(client: EngineClient) -> np.ndarray:
@@ -102,17 +62,17 @@ def test_tokens_flow_on_while_the_host_process_is_stopped(engine: tuple[subproce
     process, region = engine
     client = connect(region, process)
     generate(client)  # clocks rise, the prompt is cached
-    running, stopped = list[np.ndarray](), list[np.ndarray]()
+    running, frozen = list[np.ndarray](), list[np.ndarray]()
     for _ in range(3):
         running.append(generate(client))
-        process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: "State:\tT" in Path(f"/proc/{process.pid}/status").read_text(), 10)
-        stopped.append(generate(client))
-        process.send_signal(signal.SIGCONT)
+        with stopped(process):
+            frozen.append(generate(client))
     client.close()
-    usual, frozen = (min(np.median(times[:, -1] - times[:, 0]) for times in lives) for lives in (running, stopped))
-    assert frozen < 1.02 * usual
-    usual_gap, frozen_gap = (np.percentile(np.diff(np.concatenate(lives)), 99) for lives in (running, stopped))
+    usual_life, frozen_life = (
+        min(np.median(times[:, -1] - times[:, 0]) for times in lives) for lives in (running, frozen)
+    )
+    assert frozen_life < 1.02 * usual_life
+    usual_gap, frozen_gap = (np.percentile(np.diff(np.concatenate(lives)), 99) for lives in (running, frozen))
     assert frozen_gap < 1.05 * usual_gap
 
 

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU engine in a process of its own, which a test may stop, and a client of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from blink.link.client import EngineClient
+from blink.link.shm import ShmConnector
+from processes import wait_for
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+
+
+@contextmanager
+def run_engine_process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run an engine with random weights; yield it and its region, and expect that it ends well."""
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
+    command = [sys.executable, "-m", "blink", "engine", f"--model={folder}", "--load-format=dummy", "--device=cuda"]
+    process = subprocess.Popen([*command, f"--region={region}", *flags])
+    yield process, region
+    process.send_signal(signal.SIGCONT)
+    process.terminate()
+    try:
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+
+
+def connect(region: str, process: subprocess.Popen[bytes]) -> EngineClient:
+    """Return a client when the engine is ready."""
+    client = EngineClient(ShmConnector(region), engine_timeout=3.0)
+    deadline = time.monotonic() + 120
+    while not client.ready:
+        assert process.poll() is None, "the engine ended"
+        assert time.monotonic() < deadline, client.unavailable_reason
+        client.tick()
+        time.sleep(0.05)
+    return client
+
+
+@contextmanager
+def stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Keep a process stopped."""
+    process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: "State:\tT" in Path(f"/proc/{process.pid}/status").read_text(), 10)
+    yield
+    process.send_signal(signal.SIGCONT)
