@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """Routing on the GPU: each expert's program finds the tokens that chose it, in their order.
 
 For few tokens it looks at their logits itself, in one kernel. For many that would be the square of the experts' number
