@@ -27,6 +27,7 @@ class Built:
     most: int  # of changed files, as designed
     added: tuple[str, ...] = ()  # files, each of which is about the task alone
     beyond: int = 0  # changed files beyond the design and its margin: a debt, which may only fall
+    since: tuple[str, ...] = ()  # files that later tasks have added, and that know it
     elsewhere: tuple[str, ...] = ()  # folders where the pattern means something else
 
 
@@ -56,8 +57,9 @@ BUILT = [
             "kernels/gpu/recurrent/chunks.py",
             "kernels/gpu/recurrent/decode.py",
             "kernels/gpu/recurrent/prefill.py",
+            "runner/gpu_recurrences.py",
         ),
-        beyond=6,  # the other recurrent layer, its shards, and the lists of a device's kernels
+        since=("models/mamba.py", "models/weights/cuts.py", "models/weights/recurrent_loader.py"),
     ),
     Built(
         "rows that verify drafts",
@@ -142,8 +144,8 @@ def find_files(pattern: str) -> list[str]:
 @pytest.mark.parametrize("built", BUILT, ids=lambda built: built.task)
 def test_a_task_touches_few_files(built: Built) -> None:
     found = [name for name in find_files(built.pattern) if not name.startswith(built.elsewhere)]
-    assert [name for name in built.added if name not in found] == []
-    changed = [name for name in found if name not in built.added]
+    assert [name for name in built.added + built.since if name not in found] == []
+    changed = [name for name in found if name not in built.added + built.since]
     assert changed
     beyond = max(0, len(changed) - built.most - _MARGIN)
     assert beyond <= built.beyond, changed
