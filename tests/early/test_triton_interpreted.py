@@ -17,7 +17,7 @@ import pytest
 
 import blink.kernels.gpu
 from early import EarlyModule
-from interpreted import EVERY_CASE, LONG, SOME_CASES, TESTS
+from interpreted import EVERY_CASE, SOME_CASES, TESTS
 
 
 def list_kernels() -> set[str]:
@@ -36,7 +36,7 @@ def list_kernels() -> set[str]:
 
 
 _COMMAND = ("pytest", "-q", "-p", "no:cacheprovider", "--timeout=600", *TESTS)
-_SOME = EarlyModule(*_COMMAND, *(f"--deselect={test}" for test in LONG), **SOME_CASES)
+_SOME = EarlyModule(*_COMMAND, **SOME_CASES)
 _PATH = {"PYTHONPATH": str(Path(__file__).parents[1] / "shared")}
 begin = _SOME.begin
 pytestmark = [
