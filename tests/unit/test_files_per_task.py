@@ -76,7 +76,7 @@ BUILT = [
     ),
     Built(
         "tensor parallel on a CPU",
-        r"tensor_parallel_size|\bRanks\b|RankLost|PlanWords|all_reduce|ALL_REDUCE|\bCuts?\b",
+        r"tensor_parallel_size|\bRanks\b|RankLost|PlanWords|all_reduce|ALL_REDUCE|\bCuts\b|class Cut\b",
         6,
         (
             "engine/plan_words.py",
@@ -86,7 +86,7 @@ BUILT = [
             "models/weights/cuts.py",
             "models/weights/rank_reader.py",
         ),
-        beyond=11,  # the planner's sites, and each way in which weights are stored
+        beyond=9,  # the planner's sites, and each way in which weights are stored
     ),
     Built(
         "LoRA adapters on a CPU",
