@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
@@ -38,7 +39,7 @@ from blink.request.planner import Plan, PlannedSequence
 from blink.request.source import PromptType, Source, as_list, source_of
 from blink.request.table import Observer, SequenceTable
 from blink.request.vectors import check_task
-from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.sampling_params import SamplingParams
 from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
 
@@ -274,7 +275,7 @@ class LLM(PoolingCalls, Absent):
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
     ) -> list[Request]:
-        sources = options.sources(messages, self._planner, self._engine.assets)
+        sources = options.sources(messages, self._engine.assets)
         return with_loras(self._requests(sources, params, options.priority, options.rules), options.lora_request)
 
     def _enqueue(self, requests: Sequence[Request]) -> list[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -46,8 +46,7 @@ class _Live:
     automaton: Automaton | None
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """What one sequence needs besides its sampling parameters."""
 
     prompt: np.ndarray[Any, Any]  # int32 [num_prompt_tokens]

@@ -91,7 +91,7 @@ class LocalEngine:
             BadRequestError: the engine cannot do it; `param` names what to change.
         """
         check_task(task, engine)
-        rules = replace(rules, cache_salt=source.cache_salt)
+        rules = rules._replace(cache_salt=source.cache_salt)
         if lora is not None:
             rules = rules_with(rules, self._adapters.hold(lora.lora_path, anew=lora.load_inplace))
         # A caller may have changed the parameters since they were checked.

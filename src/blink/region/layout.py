@@ -115,7 +115,7 @@ class StructPacker:
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         """Return the bytes; an array's or a struct's value is its own bytes, or the first of them."""
-        return self._struct.pack(*[values[name] for name in self._names])
+        return self._struct.pack(*map(values.__getitem__, self._names))
 
 
 class StructReader:

@@ -13,12 +13,13 @@ from hashlib import sha256
 from http import HTTPStatus
 
 from fastapi import Response
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from blink.api.http.clients import note_key
 from blink.api.http.errors import WriterOf, error_json, refuse
+from blink.api.http.headers import header_of
 
 _UNAUTHORIZED = b'{"error":"Unauthorized"}'  # OpenAI's API, as vLLM has it
 _WRONG_KEY = "The API key, as Authorization: Bearer KEY or x-api-key: KEY, is missing or wrong."
@@ -49,10 +50,9 @@ class ApiKeyGuard:
     def _is_allowed(self, scope: Scope) -> bool:
         if not scope["path"].startswith(self._guarded):
             return True
-        headers = Headers(scope=scope)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
+        scheme, _, key = header_of(scope, b"authorization").partition(" ")
         given = [key] if scheme.lower() == "bearer" else []
-        digest = next(filter(self._knows, map(_digest_of, [*given, headers.get("x-api-key", "")])), None)
+        digest = next(filter(self._knows, map(_digest_of, [*given, header_of(scope, b"x-api-key")])), None)
         if digest is not None:
             note_key(scope, digest)
         return digest is not None
@@ -82,7 +82,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "")
+        length = header_of(scope, b"content-length")
         if length.isdigit() and int(length) > self._max_bytes:
             write = self._writer_of(scope["path"])
             await refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._message, write)(scope, receive, send)
