@@ -52,12 +52,6 @@ def read_speculation(values: Mapping[str, Any]) -> Speculation:
     )
 
 
-def refuse_on_gpu(speculation: Speculation) -> None:
-    """Refuse speculation, with a `ConfigError`, where kernels do not verify drafts."""
-    if speculation.num_tokens:
-        raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
-
-
 def check_recurrent(speculation: Speculation, is_recurrent: bool) -> None:
     """Refuse speculation, with a `ConfigError`, for a model whose layers keep a state: no token is taken back of it."""
     if speculation.num_tokens and is_recurrent:

@@ -27,7 +27,6 @@ from blink.kernels.gpu.launch import compile_ahead
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 from blink.runner.stream import Stream
-from blink.speculation import refuse_on_gpu
 
 logger = logging.getLogger("blink.engine")
 
@@ -46,7 +45,6 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
-        refuse_on_gpu(config.speculation)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
@@ -92,6 +90,7 @@ class GpuEngine(Engine):
             max_blocks=self._cache_shape.max_blocks,
             max_model_len=model.spec.max_model_len,
             device=model.device,
+            most_drafts=config.speculation.num_tokens,
             vector_floats=0 if model.spec.pooling is None else model.spec.pooling.width(model.spec.hidden_size),
         )
         batch.kv_slots.fill_(-1)
