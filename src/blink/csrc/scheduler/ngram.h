@@ -11,7 +11,8 @@
 namespace blink {
 
 constexpr uint32_t kSureChance = 256;   // that a draft token is accepted
-constexpr uint32_t kFirstChance = 160;  // of a sequence whose drafts were not verified yet, or not for a while
+constexpr uint32_t kFirstChance = 205;  // of a sequence whose drafts were not verified yet, or not for a while: 0.8
+constexpr uint32_t kFirstRest = 16;     // tokens without drafts, once some were of no use
 
 BLINK_FN bool speculates(const State& s) { return s.geometry.spec_tokens > 0; }
 
@@ -65,6 +66,7 @@ BLINK_RARE_FN void index_slot(Env& env, State& s, Sequence& q) {
   if (env.lane() == 0) {
     q.drafting.num_indexed = prompt;
     q.drafting.chance = kFirstChance;
+    q.drafting.next_rest = kFirstRest;
     q.drafting.source = prediction > 0 ? g.max_model_len + 1 : 0;  // an answer begins as its prediction does
   }
   env.sync();
