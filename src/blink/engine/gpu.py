@@ -90,7 +90,6 @@ class GpuEngine(Engine):
             max_blocks=self._cache_shape.max_blocks,
             max_model_len=model.spec.max_model_len,
             device=model.device,
-            most_drafts=config.speculation.num_tokens,
             vector_floats=0 if model.spec.pooling is None else model.spec.pooling.width(model.spec.hidden_size),
         )
         batch.kv_slots.fill_(-1)

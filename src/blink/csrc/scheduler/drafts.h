@@ -37,8 +37,8 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
   d.num_found = 0;
   const bool is_plain = q.row.kind == RowKind::kDecode && q.row.num_samples == 1;
   if (!is_plain || q.paused_tokens > 0 || !may_draft(s, q, q.num_generated)) return;
-  index_generated(env, s, q);
-  if (d.source == 0) d.source = look_up(s, q) + 1;  // 0 of kNone
+  index_text(env, s, q, q.num_tokens - 1);
+  if (d.source == 0) d.source = look_up(s, q, q.num_tokens) + 1;  // 0 of kNone
   if (d.source == 0) return;
   const uint32_t limit = draft_limit(s, q);
   for (uint32_t place = d.source - 1; d.num_found < limit; place++, d.num_found++) {

@@ -188,6 +188,7 @@ struct NextRow {
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint32_t, num_stops);                        // that may end it already
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
+  FIELD(uint32_t, looks_up);  // whether compose() may draft, if the token is the end of an n-gram that is known
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
