@@ -53,6 +53,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "stop strings": {"stop": ["the", "ing"]},
     "min_tokens": {"min_tokens": 12, "stop_token_ids": [28, 284, 1003, 198, 30]},
 }
+MOST_TOKENS = {"tools": 72}  # the second call, which repeats the first, begins behind 24
 FEW_TOKENS = [28, 260, 284, *range(1000, 1012, 3)]
 TEMPERATURES = (0.0, 0.8, 1.5)
 SUBJECTS = ("apples", "the sea", "old maps", "trains", "winter", "a river", "bread", "clocks", "birds", "stone walls")
@@ -162,11 +163,12 @@ def post(frontend: Frontend, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
     """Bit by bit: the default model is in a GGUF format."""
+    most = MOST_TOKENS.get(kind, 24)
     with load("") as plain, load("", speculative_config=SPECULATIVE) as drafting:
         for prompt in PROMPTS:
             for temperature in TEMPERATURES:
-                expected = outcomes(plain, prompt, temperature, KINDS[kind], 24)
-                assert outcomes(drafting, prompt, temperature, KINDS[kind], 24) == expected, (prompt, temperature)
+                expected = outcomes(plain, prompt, temperature, KINDS[kind], most)
+                assert outcomes(drafting, prompt, temperature, KINDS[kind], most) == expected, (prompt, temperature)
         assert drafting.stats()["accepted_tokens"] > 50
 
 

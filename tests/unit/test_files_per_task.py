@@ -67,6 +67,7 @@ BUILT = [
         6,
         (
             "csrc/kernels/attention/attention_siblings.cuh",
+            "csrc/scheduler/draft_credit.h",
             "csrc/scheduler/drafts.h",
             "csrc/scheduler/ngram.h",
             "speculation.py",

@@ -24,10 +24,11 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu import autotuner, cublas
 from blink.kernels.gpu.gemm import fused_gate_up
 from blink.kernels.gpu.launch import compile_ahead
+from blink.models.spec import ModelSpec
 from blink.models.weights.files import cache_folder
 from blink.region.layout import EngineState
 from blink.runner.stream import Stream
-from blink.speculation import refuse_on_gpu
+from blink.speculation import check_on_gpu
 
 logger = logging.getLogger("blink.engine")
 
@@ -46,7 +47,6 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
-        refuse_on_gpu(config.speculation)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
@@ -55,6 +55,14 @@ class GpuEngine(Engine):
         self._capture()
         self._fill_costs()
         self._capture_segments()
+
+    def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+        check_on_gpu(
+            config.speculation,
+            is_latent=any(one.latent is not None for one in spec.attentions),
+            has_windows=any(one.window > 0 for one in spec.attentions),
+        )
+        return super()._fit_to_model(config, spec)
 
     def _measure_free(self, config: EngineConfig) -> int:
         free, total = torch.cuda.mem_get_info()

@@ -29,6 +29,7 @@ struct Drafting {
   FIELD(uint32_t, chance);         // that a draft token is accepted, of kSureChance
   FIELD(uint32_t, num_misses);     // drafts in a row that were of no use
   FIELD(uint32_t, rests_until);    // number of generated tokens before which none are made
+  FIELD(uint32_t, next_rest);      // how many tokens the next rest takes
   FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
   FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
 };
@@ -187,6 +188,7 @@ struct NextRow {
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint32_t, num_stops);                        // that may end it already
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
+  FIELD(uint32_t, looks_up);  // whether compose() may draft, if the token is the end of an n-gram that is known
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
@@ -355,6 +357,10 @@ struct State {
   FIELD(uint32_t, segmented_best_effort_rows);
   FIELD(uint64_t, urgent_ns);             // end of the last step that moved urgent sequences on
   FIELD(int64_t, best_effort_credit_ns);  // of its share of the time; negative: debt
+  FIELD(int64_t, draft_credit);           // tokens, of kSureChance each, that drafts may cost (draft_credit.h)
+  FIELD(uint64_t, draft_credit_until);    // Statistics::generation_tokens for which it was earned
+  FIELD(uint32_t, draft_plain_tokens);    // of the step with drafts in flight, if it had none
+  FIELD(uint64_t, draft_plain_ns);        // that it would take then
   FIELD(uint64_t, burst_due);  // step by which the bursts of prompts that were taken as a whole are made up for
   FIELD(uint64_t, preemption_credit_ns);  // of decoding's time that prefill may take
   FIELD(uint64_t, preemption_until);      // step up to which a prompt that preempts is expected
