@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -185,6 +186,38 @@ def test_an_unknown_pause_is_refused(served: Served, mode: int, drop: int) -> No
     assert not served.is_paused()
     assert served.pair._completions[0]["kind"] == CqeKind.REJECTED
     assert served.pair._completions[0]["token"] == RejectCode.OPCODE
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_pauses_change_no_token(seed: int) -> None:
+    """Few blocks, so that sequences are preempted too; each step the integrity of the state is checked."""
+    rng = random.Random(seed)
+    with running(small_config(), num_blocks=14) as harness:
+        served, held, asked = Served(harness), 0, {}
+        for _ in range(400):
+            dice = rng.random()
+            if dice < 0.15 and len([s for s in asked if served.inbox.finish(s) is None]) < 6:
+                prompt = [rng.randrange(5) for _ in range(rng.randrange(1, 30))]
+                asked[served.start(prompt, max_tokens=9)] = prompt
+            elif dice < 0.22:
+                served.pair.pause(rng.choice(MODES), rng.choice([Drop.NOTHING, Drop.PREFIX_CACHE]))
+            elif dice < 0.34:
+                served.pair.resume()
+            elif dice < 0.42:
+                held = 0 if held else rng.randrange(1, 1 << 32)
+                harness.region.store_control("hold_drop", rng.choice([*Drop]))
+                harness.region.store_control("hold", held)
+            served.step()
+        harness.region.store_control("hold", 0)
+        served.pair.resume()
+        served.finish(*asked)
+        reasons = {served.inbox.finish(sequence) for sequence in asked}
+        assert reasons == {FinishReason.LENGTH, FinishReason.ABORT}
+        for sequence, prompt in asked.items():
+            wanted = expected_tokens(prompt, 9, harness.vocab_size)
+            tokens = served.inbox.tokens(sequence)
+            assert tokens == wanted[: len(tokens)]
+            assert len(tokens) == 9 or served.inbox.finish(sequence) == FinishReason.ABORT
 
 
 class TestHold:
