@@ -24,8 +24,8 @@ CONFIG = FrontendConfig(
     admin_api_key=("master",),
     enable_admin_endpoints=True,
 )
-MASTER = {"headers": {"Authorization": "Bearer master"}}
-CLIENT = {"headers": {"x-api-key": "client"}}
+MASTER: dict[str, Any] = {"headers": {"Authorization": "Bearer master"}}
+CLIENT: dict[str, Any] = {"headers": {"x-api-key": "client"}}
 
 
 @pytest.fixture
@@ -51,9 +51,9 @@ def test_only_an_admin_key_opens_what_changes_the_server(server: FakeServer, pat
     assert ask(server, path, **CLIENT).status_code == 401
     assert ask(server, path).status_code == 401
     assert server.engine.paused == []
-    # The fake engine has no process that could change its model.
+    # The fake engine takes no orders about its model.
     changes_model = path in ("/sleep", "/wake_up", "/update_weights_from_disk")
-    assert ask(server, path, **MASTER).status_code == (503 if changes_model else 200)
+    assert ask(server, path, **MASTER).status_code == (400 if changes_model else 200)
 
 
 @pytest.mark.parametrize("path", ADMIN_PATHS)
@@ -64,7 +64,7 @@ def test_only_an_admin_key_opens_what_changes_the_server(server: FakeServer, pat
 def test_without_the_flag_or_a_key_each_path_says_what_it_needs(
     tmp_path_factory: pytest.TempPathFactory, path: str, change: dict[str, object], reason: str
 ) -> None:
-    for server in open_server(replace(CONFIG, **change), tmp_path_factory):  # pyright: ignore[reportArgumentType]
+    for server in open_server(replace(CONFIG, **change), tmp_path_factory):
         response = ask(server, path, **(CLIENT if "admin_api_key" in change else MASTER))
         assert response.status_code == 404 and reason in response.json()["error"]["message"]
         assert server.engine.paused == []
@@ -132,3 +132,10 @@ def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch
     monkeypatch.setattr(server.engine, "pause", lambda *asked: (pause(*asked), server.engine.resume()))
     response = server.send("POST", "/pause", **MASTER)
     assert response.status_code == 503 and "resumed" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/update_weights_from_disk"])
+def test_an_engine_that_takes_no_orders_about_its_model_is_not_paused_for_them(server: FakeServer, path: str) -> None:
+    response = ask(server, path, **MASTER)
+    assert "only one on a CPU does" in response.json()["error"]["message"]
+    assert server.engine.paused == []

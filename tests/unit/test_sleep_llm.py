@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from blink import LLM, SamplingParams
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.host.process import release_memory
+from blink.request.source import TokensPrompt
 from model_families import change_weights, save_model
 
-PROMPT = {"prompt_token_ids": [5, 9, 30, 31, 32] * 5}
+PROMPT = TokensPrompt(prompt_token_ids=[5, 9, 30, 31, 32] * 5)
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "max_num_seqs": 2,

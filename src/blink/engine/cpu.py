@@ -108,17 +108,19 @@ class CpuEngine(Engine):
             self._followers.end()
 
     def _open_sockets(self) -> list[EngineSocket]:
+        """Return what answers frontends. Adapters, and parts of a model on ranks, do not follow other weights yet."""
         region = self._config.region
         try:
-            sockets = [EngineSocket(region, MODEL, self._control.answer)]
             if self._config.lora.enable_lora:
                 memory = AdapterMemory(self._region, self._model, self._config.lora)
                 self._runner.adapters = memory.updates
-                sockets.append(EngineSocket(region, ADAPTERS, functools.partial(answer_adapters, memory)))
+                return [EngineSocket(region, ADAPTERS, functools.partial(answer_adapters, memory))]
+            if self._followers is None:
+                return [EngineSocket(region, MODEL, self._control.answer)]
         except BaseException:
             self._region.remove()
             raise
-        return sockets
+        return []
 
     def open_weights(self, config: ModelConfig) -> ModelSource:
         """Open weights of the same model.
@@ -142,31 +144,15 @@ class CpuEngine(Engine):
         self._model = self._runner.model
 
     def free_weights(self) -> None:
-        """Free the weights.
-
-        Raises:
-            ConfigError: other parts of this engine use them.
-        """
-        if self._config.lora.enable_lora:
-            raise ConfigError("Weights are not changed beside --enable-lora yet: leave it out.")
-        self._check_ranks()
+        """Free the weights."""
         self._model.free_weights()
         self._runner = Runner(self._model)  # whose plans know no weights
         release_memory()
 
     def free_kv_cache(self) -> None:
-        """Free the KV cache.
-
-        Raises:
-            ConfigError: ranks share it.
-        """
-        self._check_ranks()
+        """Free the KV cache."""
         self._kv_cache = KvCache({})
         release_memory()
-
-    def _check_ranks(self) -> None:
-        if self._followers is not None:
-            raise ConfigError("An engine of several ranks neither sleeps nor takes other weights yet.")
 
     def fill_kv_cache(self) -> None:
         """Allocate the KV cache anew, all zeros.

@@ -7,12 +7,25 @@ from collections.abc import Sequence
 from typing import Final
 
 from blink.errors import BadRequestError
-from blink.region.engine_socket import ask_engine
+from blink.region.engine_socket import ask_engine, socket_path
 
 SOCKET: Final = "model"
 TAGS: Final = ("weights", "kv_cache")
 LEVELS: Final = (1, 2)
 _SECONDS = 3600.0  # weights of any size are read within them
+
+
+def check_obeys(region: str) -> None:
+    """Refuse orders to an engine that takes none.
+
+    Raises:
+        BadRequestError: it takes none.
+    """
+    if not socket_path(region, SOCKET).exists():
+        raise BadRequestError(
+            "This engine neither sleeps nor takes other weights yet: only one on a CPU does, for frontends of its "
+            "host (docs/pause.md)."
+        )
 
 
 def check_level(level: int) -> None:

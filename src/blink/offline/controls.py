@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from blink.errors import BadRequestError
 from blink.link.client import EngineClient, RegionInfo
-from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_tags
+from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
 from blink.link.pause import PAUSE_MODES, Pause, Resume
 from blink.offline.local_engine import LocalEngine
 
@@ -58,6 +58,7 @@ class EngineControls:
             BadRequestError: this engine cannot sleep.
         """
         check_level(level)
+        check_obeys(self._region)
         self.pause(mode)
         with self._turn:
             ask_sleep(self._region, level)
@@ -68,6 +69,7 @@ class EngineControls:
         Raises:
             BadRequestError: there is no memory, or the weights cannot be read again.
         """
+        check_obeys(self._region)
         wanted = check_tags(tags)
         with self._turn:
             if ask_wake_up(self._region, wanted):
@@ -86,6 +88,7 @@ class EngineControls:
         """
         with self._turn:
             self._await_engine()
+            check_obeys(self._region)
             ask_update(self._region, model_path, load_format, clears_cache=flush_cache)
 
     @property

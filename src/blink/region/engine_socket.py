@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to an engine's host process, off the token path: a line of JSON each way, over a socket beside its region.
+"""Questions to an engine's host process, off the token path: a line of JSON each way, over a Unix socket.
 
 The socket is for the engine's user alone. Each kind of question has a socket of its own.
 """

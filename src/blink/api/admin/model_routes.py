@@ -12,9 +12,8 @@ from pydantic import BaseModel, Field
 
 from blink.api.admin.pause_routes import AdminService, pause_engines, ready_clients, resume_engines
 from blink.api.admin.rights import check_admin
-from blink.config import FrontendConfig
 from blink.errors import BadRequestError
-from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_tags
+from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
 from blink.region.layout import Absent
 
 
@@ -79,13 +78,11 @@ def _check(service: AdminService, request: Request) -> None:
 
     Raises:
         NotFoundError: nobody may.
-        BadRequestError: the engine is on another host, or there are several.
+        BadRequestError: the engine takes no such order.
+        EngineUnavailableError: there is no engine.
     """
     check_admin(service.config, request)
-    _check_reach(service.config)
     service.poller.group.require_info()
-
-
-def _check_reach(config: FrontendConfig) -> None:
-    if config.rdma_engine or config.data_parallel_size > 1:
-        raise BadRequestError("Neither an engine behind --rdma nor one of --data-parallel-size takes this order yet.")
+    if service.config.data_parallel_size > 1:
+        raise BadRequestError("Engines of --data-parallel-size neither sleep nor take other weights yet.")
+    check_obeys(service.config.region)

@@ -67,7 +67,7 @@ def pause_routes(service: AdminService) -> APIRouter:
     async def pause_generation(request: Request, body: Annotated[PauseBody | None, Body()] = None) -> dict[str, str]:
         """Launch nothing more; the prefix cache stays."""
         check_admin(service.config, request)
-        await pause_engines(service.poller, (body or PauseBody()).mode, clears_cache=False)
+        await pause_engines(service.poller, (body or PauseBody(mode="abort")).mode, clears_cache=False)
         return {"message": "Generation paused successfully.", "status": "ok"}
 
     @router.post("/continue_generation")

@@ -87,6 +87,11 @@ def _find_known(digests: Sequence[bytes], known: Sequence[bytes]) -> bytes | Non
     return None
 
 
+def _digest_of(key: str) -> bytes:
+    """Return the digest of a header's key, which arrives as latin-1: what the client sent is compared."""
+    return sha256(key.strip().encode("latin-1")).digest()
+
+
 class BodyLimit:
     """Refuse bodies that are too large, before and while they are read."""
 

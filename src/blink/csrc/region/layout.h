@@ -178,9 +178,9 @@ struct Control {
   // writer: engine
   alignas(64) FIELD(uint32_t, drain);
   FIELD(uint32_t, stop);
-  FIELD(uint32_t, hold);       // a number, while the scheduler is to launch nothing (pause.h); 0: it may
-  FIELD(uint32_t, hold_drop);  // Drop, with it; stored before `hold`
-  FIELD(uint32_t, absent);     // Absent bits: what the model lacks while `hold` is set
+  FIELD(uint32_t, hold);             // a number, while the scheduler is to launch nothing (pause.h); 0: it may
+  FIELD(uint32_t, hold_drop);        // Drop, with it; stored before `hold`
+  FIELD(uint32_t, absent);           // Absent bits: what the model lacks while `hold` is set
   FIELD(uint64_t, energy_mj);        // of the engine's GPU since it serves; 0: nothing counts it
   FIELD(uint64_t, token_energy_uj);  // for each token generated in the last minute; 0: none was
   // Steps by their number of tokens, then the sum of these (region/step_tokens.py).
