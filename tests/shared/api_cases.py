@@ -636,7 +636,7 @@ def _admin() -> Iterator[Case]:
             yield Case("admin", method, path, headers=headers)
         for server in ("plain", "away admin"):
             yield Case(server, method, path, headers=master)
-    for path in ("/sleep", "/sleep?level=3", "/wake_up?tags=weights&tags=nothing", "/is_sleeping"):
+    for path in ("/sleep", "/sleep?level=3", "/wake_up", "/wake_up?tags=weights&tags=nothing", "/is_sleeping"):
         for server in ("plain", "admin", "away admin"):
             yield Case(server, "GET" if path == "/is_sleeping" else "POST", path, headers=master)
     for body in ({"model_path": "/nowhere"}, {"model_path": ""}, {}):
