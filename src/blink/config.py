@@ -215,6 +215,14 @@ class FrontendConfig:
         "key that clients must send as Bearer token or x-api-key; may be given several times; also BLINK_API_KEY, "
         "VLLM_API_KEY",
     )
+    admin_api_key: tuple[str, ...] = option(
+        (),
+        "key of those who may pause and change the server, as --api-key takes them; may be given several times; also "
+        "BLINK_ADMIN_API_KEY",
+    )
+    enable_admin_endpoints: bool = option(
+        False, "let clients with an admin key pause the engine (docs/pause.md); also VLLM_SERVER_DEV_MODE=1"
+    )
     allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
     allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")
     allowed_headers: tuple[str, ...] = option(("*",), "CORS: allowed headers")

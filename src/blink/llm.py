@@ -18,6 +18,7 @@ from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
 from blink.offline.calls import Call, Progress, Request, show_progress, with_loras
 from blink.offline.chat_options import ChatOptions, Message
+from blink.offline.controls import EngineControls
 from blink.offline.description import EngineDescription, ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import (
@@ -46,7 +47,7 @@ from blink.text.prompt import PromptRules
 __all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
 
 
-class LLM(PoolingCalls, Absent):
+class LLM(PoolingCalls, EngineControls, Absent):
     """Load a model and generate from it; calls from several threads take turns.
 
     Use as a context manager, or call close(); else the engine stops when the object or the process goes.

@@ -111,6 +111,20 @@ BUILT = [
         beyond=30,  # an adapter is a part of a request's identity: through all of API, region and scheduler
         elsewhere=("models/families/",),
     ),
+    Built(
+        "pause, sleep and other weights",
+        r"PauseMode|kPaused|pause_begin|ModelControl|model_orders|pause_routes|EngineControls|\.PAUSED|link\.pause",
+        10,
+        (
+            "api/admin/model_routes.py",
+            "csrc/scheduler/pause.h",
+            "csrc/scheduler/pause_begin.h",
+            "engine/model_control.py",
+            "link/pause.py",
+            "offline/controls.py",
+        ),
+        beyond=3,  # its words are in each layer of region and link
+    ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [

@@ -13,21 +13,25 @@ import torch
 from torch import Tensor
 
 from blink.adapters.memory import AdapterMemory
-from blink.adapters.server import AdapterServer
-from blink.config import FITTING_LENGTH, EngineConfig
+from blink.adapters.protocol import SOCKET as ADAPTERS
+from blink.adapters.server import answer_adapters
+from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.geometry import count_slots
+from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
-from blink.errors import RankLostError
-from blink.host.process import read_available_memory
+from blink.errors import ConfigError, RankLostError
+from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
+from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import open_model
+from blink.models.weights.loader import ModelSource, open_model
+from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.run import Runner
@@ -37,6 +41,7 @@ logger = logging.getLogger("blink.engine")
 
 _DEFAULT_KV_CACHE_BYTES = 1 << 30
 _WAIT_MS = 200  # how often run() looks at drain and stop
+_HELD_WAIT_MS = 10  # likewise at what is asked of the model, while no step can come
 _ENDED = -2  # what blink_loop_wait returns once the scheduler has stopped; other negative numbers: no step yet
 
 
@@ -56,7 +61,8 @@ class CpuEngine(Engine):
         try:
             super().__init__(config, torch.device("cpu"))
             self._fill_costs()
-            self._adapters = self._open_adapters() if config.lora.enable_lora else None
+            self._control = ModelControl(self._region, self, self._config.model)
+            self._sockets = self._open_sockets()
         except BaseException:
             self._end_followers()
             raise
@@ -101,14 +107,60 @@ class CpuEngine(Engine):
         if self._followers is not None:
             self._followers.end()
 
-    def _open_adapters(self) -> AdapterServer:
+    def _open_sockets(self) -> list[EngineSocket]:
+        """Return what answers frontends. Adapters, and parts of a model on ranks, do not follow other weights yet."""
+        region = self._config.region
         try:
-            memory = AdapterMemory(self._region, self._model, self._config.lora)
-            self._runner.adapters = memory.updates
-            return AdapterServer(self._config.region, memory)
+            if self._config.lora.enable_lora:
+                memory = AdapterMemory(self._region, self._model, self._config.lora)
+                self._runner.adapters = memory.updates
+                return [EngineSocket(region, ADAPTERS, functools.partial(answer_adapters, memory))]
+            if self._followers is None:
+                return [EngineSocket(region, MODEL, self._control.answer)]
         except BaseException:
             self._region.remove()
             raise
+        return []
+
+    def open_weights(self, config: ModelConfig) -> ModelSource:
+        """Open weights of the same model.
+
+        Raises:
+            ConfigError: they do not fit it, or are not there.
+        """
+        source = open_model(config, self._model.device, self._model.dtype)
+        if source.spec != self._model.spec:
+            raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
+        return source
+
+    def load_weights(self, source: ModelSource) -> None:
+        """Free the weights that are there, and load others.
+
+        Raises:
+            ConfigError: that fails; there are no weights then.
+        """
+        self.free_weights()
+        self._runner = Runner(source.load())
+        self._model = self._runner.model
+
+    def free_weights(self) -> None:
+        """Free the weights."""
+        self._model.free_weights()
+        self._runner = Runner(self._model)  # whose plans know no weights
+        release_memory()
+
+    def free_kv_cache(self) -> None:
+        """Free the KV cache."""
+        self._kv_cache = KvCache({})
+        release_memory()
+
+    def fill_kv_cache(self) -> None:
+        """Allocate the KV cache anew, all zeros.
+
+        Raises:
+            ConfigError: there is no memory.
+        """
+        self._kv_cache = self._allocate_kv_cache(self._size_kv_cache())
 
     def _measure_free(self, config: EngineConfig) -> int:
         del config
@@ -133,18 +185,19 @@ class CpuEngine(Engine):
 
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
-        if self._adapters is not None:
-            self._adapters.start()
+        for one in self._sockets:
+            one.start()
 
     def _advance(self) -> bool:
-        kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
+        kind = lib.blink_loop_wait(self._loop, _HELD_WAIT_MS if self._control.is_holding else _WAIT_MS)
+        self._control.run_jobs()
         if kind >= 0:
             lib.blink_loop_finish(self._loop, self._compute(kind))
         return kind != _ENDED
 
     def _end(self) -> None:
-        if self._adapters is not None:
-            self._adapters.close()
+        for one in self._sockets:
+            one.close()
         lib.blink_loop_stop(self._loop)
         self._end_followers()
 

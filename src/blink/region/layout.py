@@ -186,6 +186,18 @@ class Opcode(NativeEnum):
     """What an SQE asks for."""
 
 
+class PauseMode(NativeEnum):
+    """What becomes of sequences while nothing is launched."""
+
+
+class Drop(NativeEnum):
+    """What a pause takes away."""
+
+
+class Absent(NativeEnum):
+    """What an engine's model lacks: bits of a word."""
+
+
 class CqeKind(NativeEnum):
     """What a completion tells."""
 

@@ -174,7 +174,8 @@ inline const std::string& layout_text() {
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
     });
     t.section("enums", [&] {
-      t.enums<Opcode, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
+      t.enums<Opcode, PauseMode, Drop, Absent, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode,
+              ErrorCode>();
       t.enums<StepResult, StepClass, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });

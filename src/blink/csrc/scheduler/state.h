@@ -321,6 +321,11 @@ struct State {
   FIELD(uint32_t, num_evictable);
   FIELD(uint32_t, num_cancels);
   FIELD(uint32_t, reset_asked);  // the prefix cache is to be emptied
+  FIELD(PauseMode, pause_mode);  // that frontends have asked for
+  FIELD(Drop, pause_drop);       // that is to be taken away when the pause begins
+  FIELD(uint32_t, pause_asked);  // a pause has still to begin
+  FIELD(uint32_t, hold);         // Control::hold as it was read last
+  FIELD(uint32_t, held);         // Control::held
   FIELD(uint32_t, lru_head);
   FIELD(uint32_t, lru_count);
   FIELD(uint32_t, next_stamp);
