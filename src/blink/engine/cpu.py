@@ -18,11 +18,12 @@ from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
+from blink.engine.determinism import check_deterministic
 from blink.engine.geometry import count_slots
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
-from blink.errors import RankLostError
+from blink.errors import ConfigError, RankLostError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
@@ -31,6 +32,7 @@ from blink.models.weights.loader import open_model
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.run import Runner
+from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
@@ -63,8 +65,14 @@ class CpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
+        if config.deterministic and (size > 1 or config.lora.enable_lora):
+            raise ConfigError("--deterministic works with one rank and without adapters")
         if size == 1:
-            return super()._load(config, device, dtype)
+            runner = super()._load(config, device, dtype)
+            if config.deterministic:
+                check_deterministic(sites_of(runner.model, config.block_size))
+            runner.by_token = config.deterministic
+            return runner
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
