@@ -19,6 +19,7 @@ from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
+from blink.engine.determinism import check_deterministic
 from blink.engine.geometry import count_slots
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
@@ -35,6 +36,7 @@ from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.run import Runner
+from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
@@ -69,8 +71,14 @@ class CpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
+        if config.deterministic and (size > 1 or config.lora.enable_lora):
+            raise ConfigError("--deterministic works with one rank and without adapters")
         if size == 1:
-            return super()._load(config, device, dtype)
+            runner = super()._load(config, device, dtype)
+            if config.deterministic:
+                check_deterministic(sites_of(runner.model, config.block_size))
+            runner.by_token = config.deterministic
+            return runner
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner

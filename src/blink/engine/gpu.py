@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from blink.config import EngineConfig
 from blink.engine.base import Engine
+from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import count_rows, graph_sizes, spare_snapshots
@@ -47,6 +48,7 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
 
     def __init__(self, config: EngineConfig) -> None:
+        refuse_on_gpu(config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
