@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times the all-reduce of two GPUs in the shapes of a model: alone, with residual and norm, against that norm and NCCL.
+
+python benchmarks/kernels/all_reduce.py [--hidden 4096]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+
+from blink.kernels.gpu.comm.all_reduce import GpuRanks
+from blink.kernels.gpu.comm.boxes import Boxes
+from blink.kernels.gpu.rms_norm import rms_norm
+
+_ROWS = (1, 8, 32, 128, 512, 2048)
+_CALLS, _ROUNDS = 50, 5
+_EPS = 1e-5
+
+
+def main() -> None:
+    """Print microseconds a call, the least of some rounds of calls in one graph."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--hidden", type=int, default=4096)
+    hidden = parser.parse_args().hidden
+    if torch.cuda.device_count() < 2:
+        raise SystemExit("two GPUs are needed")
+    devices = [torch.device("cuda", index) for index in range(2)]
+    boxes = Boxes(devices, max(_ROWS) * hidden * 2)
+    ranks = [GpuRanks(boxes, rank, (0, 1, 2)) for rank in range(2)]
+    print(f"{'rows':>5} {'KB':>6} {'sum us':>8} {'+norm us':>9} {'norm us':>8} {'NCCL us':>8}")
+    context = multiprocessing.get_context("spawn")
+    for rows in _ROWS:
+        found = time_ours(ranks, devices, rows, hidden)
+        answers = context.SimpleQueue()
+        multiprocessing.spawn(time_nccl, (rows, hidden, answers), nprocs=2)
+        nccl = answers.get()
+        print(f"{rows:5} {rows * hidden * 2 // 1024:6} {found[0]:8.2f} {found[1]:9.2f} {found[2]:8.2f} {nccl:8.2f}")
+
+
+def time_ours(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hidden: int) -> list[float]:
+    """Return the times of the sum, the sum with residual and norm, and residual and norm alone."""
+    parts, residuals, weights = [], [], []
+    for device in devices:
+        parts.append(torch.randn(rows, hidden, device=device).bfloat16())
+        residuals.append(torch.zeros_like(parts[-1]))
+        weights.append(torch.ones(hidden, device=device).bfloat16())
+    calls: tuple[Callable[[int], Tensor], ...] = (
+        lambda rank: ranks[rank].add(parts[rank]),
+        lambda rank: ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS),
+        lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank]),
+    )
+    return [time_graphs([capture(ranks[rank], device, call) for rank, device in enumerate(devices)]) for call in calls]
+
+
+def capture(end: GpuRanks, device: torch.device, call: Callable[[int], Tensor]) -> torch.cuda.CUDAGraph:
+    """Return a graph of calls on a GPU, which end one step."""
+    failed = torch.zeros(1, dtype=torch.int32, device=device)
+    with torch.cuda.device(device):
+        with end.alone():
+            call(end.rank)
+            end.end_step(failed)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(_CALLS):
+                call(end.rank)
+            end.end_step(failed)
+        return graph
+
+
+def time_graphs(graphs: list[torch.cuda.CUDAGraph]) -> float:
+    """Return the microseconds of a call, of graphs that each GPU runs at the same time."""
+    times = []
+    for _ in range(1 + _ROUNDS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for index, graph in enumerate(graphs):
+            with torch.cuda.device(index):
+                graph.replay()  # in which they find each other
+                if index == 0:
+                    begin.record()
+                graph.replay()
+                if index == 0:
+                    end.record()
+        for index in range(len(graphs)):
+            torch.cuda.synchronize(index)
+        times.append(begin.elapsed_time(end) * 1e3 / _CALLS)
+    return min(times[1:])
+
+
+def time_nccl(rank: int, rows: int, hidden: int, answers: multiprocessing.SimpleQueue[float]) -> None:
+    """Put the microseconds of NCCL's all-reduce, as captured in a graph of each process."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl", rank=rank, world_size=2)
+    part = torch.zeros(rows, hidden, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        distributed.all_reduce(part)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS):
+            distributed.all_reduce(part)
+    times = []
+    for _ in range(1 + _ROUNDS):
+        distributed.barrier()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / _CALLS)
+    if rank == 0:
+        answers.put(min(times[1:]))
+    torch.cuda.synchronize()
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

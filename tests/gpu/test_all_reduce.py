@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchanges of several GPUs in one process, against PyTorch on the CPU in the order of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from triton_interpreter import IS_INTERPRETED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+ROOM = 1 << 22  # bytes of an exchange
+COLUMNS = [0, 40, 71]  # of the two ranks' parts
+EPS = 1e-5
+
+
+class Group:
+    """Two ranks, which this thread drives in turns: launches do not wait."""
+
+    def __init__(self) -> None:
+        from blink.kernels.gpu.comm.all_reduce import GpuRanks
+        from blink.kernels.gpu.comm.boxes import Boxes
+
+        self.devices = [torch.device("cuda", index) for index in range(2)]
+        self.boxes = Boxes(self.devices, ROOM)
+        self.ranks = [GpuRanks(self.boxes, rank, COLUMNS) for rank in range(2)]
+        self.failed = [torch.zeros(1, dtype=torch.int32, device=device) for device in self.devices]
+
+    def run(self, call: Callable[[int], Tensor], ranks: tuple[int, ...] = (0, 1)) -> list[Tensor]:
+        """Call something of each rank on its GPU, compiled before; return what it returned."""
+        for rank in ranks:
+            with torch.cuda.device(self.devices[rank]), self.ranks[rank].alone():
+                call(rank)
+        self.synchronize()
+        found = []
+        for rank in ranks:
+            with torch.cuda.device(self.devices[rank]):
+                found.append(call(rank))
+        return found
+
+    def end_step(self) -> None:
+        for rank, end in enumerate(self.ranks):
+            with torch.cuda.device(self.devices[rank]):
+                end.end_step(self.failed[rank])
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        for device in self.devices:
+            torch.cuda.synchronize(device)
+
+
+@pytest.fixture(scope="module")
+def group() -> Group:
+    group = Group()
+    for rank, end in enumerate(group.ranks):
+        with torch.cuda.device(group.devices[rank]), end.alone():
+            end.end_step(group.failed[rank])
+    return group
+
+
+def draw(group: Group, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype).to(device) for device in group.devices]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4096), (8, 4096), (7, 1), (3, 37), (256, 2048), (1, 1)], ids=str)
+def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
+    group: Group, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    for step in range(3):
+        parts = draw(group, shape, dtype, step)
+        for _ in range(2):  # exchanges of one step
+            found = group.run(lambda rank, parts=parts: group.ranks[rank].add(parts[rank]))
+            expected = parts[0].cpu() + parts[1].cpu()
+            assert all(torch.equal(one.cpu(), expected) for one in found)
+        group.end_step()
+    assert group.boxes.read_lost() == [-1, -1]
+
+
+@pytest.mark.parametrize(("dtype", "of_norm"), [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(1, 4096), (9, 2560), (256, 512), (2, 64)], ids=str)
+def test_the_sum_is_added_to_the_residual_and_normalised(
+    group: Group, shape: tuple[int, int], dtype: torch.dtype, of_norm: torch.dtype
+) -> None:
+    parts, residual = draw(group, shape, dtype, 1), draw(group, shape, dtype, 2)[0].cpu()
+    weight = draw(group, shape[1:], of_norm, 3)[0].cpu()
+    residuals = [residual.to(device) for device in group.devices]
+    weights = [weight.to(device) for device in group.devices]
+    before = [one.clone() for one in residuals]
+
+    def call(rank: int) -> Tensor:
+        residuals[rank].copy_(before[rank])
+        return group.ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], EPS)
+
+    found = group.run(call)
+    group.end_step()
+    total = (parts[0].cpu() + parts[1].cpu()) + residual
+    wide = total.float()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight.float()
+    assert all(torch.equal(one.cpu(), total) for one in residuals)
+    assert torch.equal(found[0].cpu(), found[1].cpu())
+    limit = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 8e-3, "atol": 1e-3}
+    torch.testing.assert_close(found[0].cpu().float(), expected, **limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 128])
+def test_the_first_rank_gets_all_columns(group: Group, rows: int, dtype: torch.dtype) -> None:
+    whole = draw(group, (rows, COLUMNS[-1]), dtype, 4)[0].cpu()
+    parts = [whole[:, COLUMNS[rank] : COLUMNS[rank + 1]].to(device) for rank, device in enumerate(group.devices)]
+    for _ in range(3):  # of one step, with nothing between them
+        first, other = group.run(lambda rank: group.ranks[rank].join(parts[rank]))
+        assert torch.equal(first.cpu(), whole)
+        assert len(other) == 0
+    group.end_step()
+
+
+def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
+    """Graphs are replayed without a wait between them: the ranks alone keep each other in step."""
+    num_exchanges, num_steps = 40, 200
+    parts = draw(group, (4, 1024), torch.float32, 5)
+    totals = [torch.zeros(4, 1024, device=device) for device in group.devices]
+    wrong = [torch.zeros(1, dtype=torch.int64, device=device) for device in group.devices]
+    expected = (parts[0].cpu() + parts[1].cpu()).to(group.devices[0])
+    wanted = [expected.to(device) for device in group.devices]
+    group.run(lambda rank: group.ranks[rank].add(parts[rank]))
+    group.end_step()
+    graphs = []
+    for rank, device in enumerate(group.devices):
+        with torch.cuda.device(device):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(num_exchanges):
+                    totals[rank].copy_(group.ranks[rank].add(parts[rank]))
+                    wrong[rank] += (totals[rank] != wanted[rank]).sum()
+                group.ranks[rank].end_step(group.failed[rank])
+            graphs.append(graph)
+    for _ in range(num_steps):
+        for device, graph in zip(group.devices, graphs, strict=True):
+            with torch.cuda.device(device):
+                graph.replay()
+    group.synchronize()
+    assert [int(one) for one in wrong] == [0, 0]
+    assert group.boxes.read_lost() == [-1, -1]
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    from blink.region.layout import CONSTANTS
+
+    group = Group()
+    parts = draw(group, (8, 1024), torch.float32, 6)
+    start = time.monotonic()
+    group.run(lambda rank: group.ranks[rank].add(parts[rank]), ranks=(0,))
+    with torch.cuda.device(group.devices[0]):
+        group.ranks[0].add(parts[0])  # waits for nothing any more
+        group.ranks[0].end_step(group.failed[0])
+    group.synchronize()
+    assert 1 < time.monotonic() - start < 15
+    assert int(group.failed[0]) == CONSTANTS["first_lost_rank"] + 1
+    assert group.boxes.read_lost() == [1, 1]
