@@ -322,6 +322,24 @@ struct JoinArgs {
   FIELD(int, rows);
 };
 
+// comm/pull_batch.cu
+struct PullArgs {
+  FIELDS_OF(PullArgs);
+  FIELD(const uint8_t*, source);        // the scheduler's state, on another GPU
+  FIELD(uint8_t*, to);                  // this GPU's copy, whose arrays lie alike
+  FIELD(const int*, spans);             // [num_spans, 2]: where one begins and how long it is, in words
+  FIELD(const int32_t*, row_slots);     // [rows], of the scheduler's
+  FIELD(const int32_t*, context_lens);  // [rows]
+  FIELD(const int32_t*, tables);        // [slots, max_blocks]
+  FIELD(int32_t*, own_tables);
+  FIELD(const int32_t*, window_tables);  // the same of window blocks, or null
+  FIELD(int32_t*, own_window_tables);
+  FIELD(int, num_spans);
+  FIELD(int, max_blocks);
+  FIELD(int, block_size);
+};
+
+// comm/all_reduce.cu
 struct EndStepArgs {
   FIELDS_OF(EndStepArgs);
   FIELD(RankArgs, ranks);     // op: how many exchanges the step had

@@ -6,8 +6,7 @@ All ranks launch the same exchanges in the same order, each on its own GPU. A la
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -32,16 +31,7 @@ class GpuRanks:
         self._boxes, self._starts = boxes, tuple(starts)
         self._starts_there = torch.tensor(starts, dtype=torch.int32, device=boxes.devices[rank])
         self._num_exchanges = 0  # of the step that is enqueued
-        self._is_alone = False
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Within it nothing is exchanged, and sums are of one rank: for runs that load and time kernels."""
-        self._is_alone = True
-        try:
-            yield
-        finally:
-            self._is_alone = False
+        self.is_alone = False  # nothing is exchanged, and sums are of one rank: for runs that load and time kernels
 
     def add(self, partial: Tensor) -> Tensor:
         """Return the sum of all ranks' partial results, in the order of ranks: the same bits on each."""
@@ -68,7 +58,7 @@ class GpuRanks:
         kernel = compile_kernel(f"blink::join<{_TYPES[part.dtype]}>", _SOURCE)
         widest = max(end - start for start, end in zip(self._starts, self._starts[1:], strict=False))
         self._check_room(rows * widest * part.element_size())
-        if not self._is_alone:
+        if not self.is_alone:
             part, starts, place = part.contiguous(), self._starts_there, self._next()
             blocks = min(-(-rows * widest * part.element_size() // (DATA_BYTES * _THREADS)), _MOST_BLOCKS)
             arguments = args("JoinArgs", ranks=place, part=part, out=out, starts=starts, rows=rows)
@@ -78,7 +68,7 @@ class GpuRanks:
     def end_step(self, failed: Tensor) -> None:
         """Enqueue the end of a step; failed: the word that is written if a rank was lost, int32 [1]."""
         kernel = compile_kernel("blink::end_step<1>", _SOURCE)
-        if not self._is_alone:
+        if not self.is_alone:
             launch(kernel, (1, 1), 1, args("EndStepArgs", ranks=self._describe(), failed=failed))
         self._num_exchanges = 0
 
@@ -88,7 +78,7 @@ class GpuRanks:
         names = _TYPES[partial.dtype], "void" if norm is None else _TYPES[norm.dtype]
         kernel = compile_kernel(f"blink::all_reduce<{', '.join(names)}>", _SOURCE)
         self._check_room(partial.nbytes)
-        if self._is_alone or partial.numel() == 0:
+        if self.is_alone or partial.numel() == 0:
             out.copy_(partial)
             return
         arguments = args(
