@@ -45,14 +45,16 @@ class PulledBatches:
         self._source, self._arrays, self._block_size = source, arrays, block_size
         self.batches = {kind: map_batch(arrays.array, num_slots, kind) for kind in StepKind}
         self._sources = {kind: map_batch(source.array, num_slots, kind) for kind in StepKind}
-        self._spans: list[torch.Tensor] = []  # that captured graphs read
+        self._spans: dict[tuple[StepKind, int, int], torch.Tensor] = {}  # that captured graphs read
 
     def pull(self, kind: StepKind, num_tokens: int, num_rows: int) -> Batch:
-        """Enqueue the copy of a step's batch; return it."""
-        spans = torch.tensor([*self._list_spans(kind, num_tokens, num_rows)], dtype=torch.int32)
-        self._spans.append(spans.to(self._arrays.memory.device))
+        """Enqueue the copy of a step's batch; return it. Before a size is captured it has to run once."""
+        key = kind, num_tokens, num_rows
+        if key not in self._spans:
+            spans = torch.tensor([*self._list_spans(*key)], dtype=torch.int32)
+            self._spans[key] = spans.to(self._arrays.memory.device)
         memory, batch, own = self._arrays.memory, self._sources[kind], self.batches[kind]
-        pull_batch(self._source.memory, memory, self._spans[-1], batch, own, num_rows, self._block_size)
+        pull_batch(self._source.memory, memory, self._spans[key], batch, own, num_rows, self._block_size)
         return own
 
     def _list_spans(self, kind: StepKind, num_tokens: int, num_rows: int) -> Iterable[tuple[int, int]]:

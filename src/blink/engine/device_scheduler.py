@@ -86,10 +86,8 @@ class DeviceScheduler:
         core = Device(self._device.index or 0)
         core.set_current()
         self.bus_id: str = core.pci_bus_id
-        code = compile_scheduler(f"sm_{core.arch}")
-        self._kernel: Kernel = code.get_kernel(self.kernel)
-        self._passes: Kernel = code.get_kernel("blink_scheduler_passes")
-        self._mark_done: Kernel = code.get_kernel("blink_mark_done")
+        names = self.kernel, "blink_scheduler_passes", "blink_mark_done"
+        self._kernel, self._passes, self._mark_done = _load_kernels(f"sm_{core.arch}", names)
         self._pool, self._pool_apart = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -216,3 +214,12 @@ class DeviceScheduler:
         self._executables.append(executable)
         check(driver.cuGraphUpload(executable, self.stream.cuda_stream))
         return executable
+
+
+def _load_kernels(arch: str, names: Sequence[str]) -> list[Kernel]:
+    """Return kernels of the scheduler's program, with their code on the current GPU: captures load none."""
+    code = compile_scheduler(arch)
+    kernels: list[Kernel] = [code.get_kernel(name) for name in names]
+    for kernel in kernels:
+        check(driver.cuKernelGetFunction(driver.CUkernel(int(kernel.handle))))
+    return kernels
