@@ -36,11 +36,10 @@ def main() -> None:
     boxes = Boxes(devices, max(_ROWS) * hidden * 2)
     ranks = [GpuRanks(boxes, rank, (0, 1, 2)) for rank in range(2)]
     print(f"{'rows':>5} {'KB':>6} {'sum us':>8} {'+norm us':>9} {'norm us':>8} {'NCCL us':>8}")
-    context = multiprocessing.get_context("spawn")
+    answers = multiprocessing.get_context("spawn").SimpleQueue()
+    spawn(run_nccl, (hidden, answers), nprocs=2)
     for rows in _ROWS:
         found = time_ours(ranks, devices, rows, hidden)
-        answers = context.SimpleQueue()
-        spawn(time_nccl, (rows, hidden, answers), nprocs=2)
         nccl = answers.get()
         print(f"{rows:5} {rows * hidden * 2 // 1024:6} {found[0]:8.2f} {found[1]:9.2f} {found[2]:8.2f} {nccl:8.2f}")
 
@@ -95,12 +94,20 @@ def time_graphs(graphs: list[torch.cuda.CUDAGraph]) -> float:
     return min(times[1:])
 
 
-def time_nccl(rank: int, rows: int, hidden: int, answers: multiprocessing.SimpleQueue[float]) -> None:
-    """Put the microseconds of NCCL's all-reduce, as captured in a graph of each process."""
+def run_nccl(rank: int, hidden: int, answers: multiprocessing.SimpleQueue[float]) -> None:
+    """Put the microseconds of NCCL's all-reduces, each captured in a graph of two processes."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
     torch.cuda.set_device(rank)
     distributed.init_process_group("nccl", rank=rank, world_size=2)
-    part = torch.zeros(rows, hidden, device="cuda", dtype=torch.bfloat16)
+    for rows in _ROWS:
+        found = time_nccl(torch.zeros(rows, hidden, device="cuda", dtype=torch.bfloat16))
+        if rank == 0:
+            answers.put(found)
+    distributed.destroy_process_group()
+
+
+def time_nccl(part: Tensor) -> float:
+    """Return the microseconds of an all-reduce."""
     for _ in range(3):
         distributed.all_reduce(part)
     torch.cuda.synchronize()
@@ -118,10 +125,7 @@ def time_nccl(rank: int, rows: int, hidden: int, answers: multiprocessing.Simple
         end.record()
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / _CALLS)
-    if rank == 0:
-        answers.put(min(times[1:]))
-    torch.cuda.synchronize()
-    distributed.destroy_process_group()
+    return min(times[1:])
 
 
 if __name__ == "__main__":

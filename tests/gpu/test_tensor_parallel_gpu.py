@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,9 @@ def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int
     prompts = np.random.default_rng(5).integers(10, 30000, (count, 30)).astype(np.int32)
     sequences = [client.submit(prompt, params, seed=1) for prompt in prompts]
     found: dict[Any, list[int]] = {sequence: [] for sequence in sequences}
-    num_open = count
+    num_open, deadline = count, time.monotonic() + 60
     while num_open:
+        assert time.monotonic() < deadline, f"{num_open} requests did not end"
         assert client.tick() is None
         completions = client.drain()
         num_open -= int((completions["finish_reason"] != 0).sum())

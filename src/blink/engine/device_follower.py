@@ -36,6 +36,10 @@ class DeviceFollower(DeviceScheduler):
         program["outputs"] = [self._state.array_address(kind.array("output")) for kind in StepKind]
         self._program = self._upload(program)
 
+    def read_failure(self) -> int:
+        """Return the status of the launch that ended the kernel, a cudaError; 0: none failed. Waits for the GPU."""
+        return int(self._program.cpu().numpy().view(FOLLOWER_PROGRAM)["failed"][0])
+
 
 class PulledBatches:
     """The batches of one GPU, which its graphs copy from those of the scheduler's GPU."""

@@ -7,6 +7,7 @@ This thread prepares all ranks, one after the other: until the scheduler starts,
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from blink.region.layout import StepKind
 from blink.region.memory import Region
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
+
+logger = logging.getLogger("blink.engine")
 
 _SCORED_TOKENS = 128  # whose logits are joined at once: kernels/scoring.py
 _FAILED = 2  # place of StepOutput's `failed`, in words
@@ -167,6 +170,8 @@ class GpuGroup:
             time.sleep(0.01)
         for follower in self.followers:
             with torch.cuda.device(follower.device):
+                if failure := follower.scheduler.read_failure():
+                    logger.error("rank %d could not launch a step: CUDA error %d", follower.ranks.rank, failure)
                 follower.scheduler.destroy_graphs()
         return True
 

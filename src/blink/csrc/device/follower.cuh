@@ -3,14 +3,12 @@
 // It decides nothing. As the scheduler it launches itself anew after each window.
 #pragma once
 
-#include <cuda_device_runtime_api.h>
-
-#include "device/plan_word.h"
-#include "device/program.h"
+#include "device/device_env.cuh"
 
 namespace blink {
 
-constexpr uint32_t kPlanSleepNs = 50;  // between two looks at the plan word
+constexpr uint32_t kPlanSleepNs = 50;          // between two looks at the plan word
+constexpr uint64_t kMostStepNs = 30000000000;  // of which a step's kernels wait for others a few seconds at the most
 
 // Wait for the plan behind a step. There is no bound: none comes while there is no work.
 __device__ inline Plan await_plan(const FollowerProgram& program) {
@@ -22,7 +20,7 @@ __device__ inline Plan await_plan(const FollowerProgram& program) {
   return plan;
 }
 
-// Launch what a plan says and wait for its end. All waits inside end, so this one does.
+// Launch what a plan says and wait for its end.
 __device__ inline bool follow(FollowerProgram& program, Plan plan) {
   const bool is_whole = plan.segment == kNone;
   const StepGraphs& graphs = program.graphs[plan.graph];
@@ -32,9 +30,12 @@ __device__ inline bool follow(FollowerProgram& program, Plan plan) {
   program.failed = cudaGraphLaunch(executable, cudaStreamGraphFireAndForget);
   if (program.failed != cudaSuccess) return false;
   const StepOutput& output = *program.outputs[uint32_t(is_whole ? StepKind::kWhole : StepKind::kSegmented)];
-  while (uint32_t(load_acquire(output.done_step)) != plan.step) {
-  }
-  return true;
+  const uint64_t begin = DeviceEnv::now();
+  bool is_late = false;
+  while (uint32_t(load_acquire(output.done_step)) != plan.step && !is_late)
+    is_late = DeviceEnv::now() - begin > kMostStepNs;
+  if (is_late) program.failed = cudaErrorLaunchTimeout;
+  return !is_late;
 }
 
 // Follow plans until the window's launches are spent; false if no more come.

@@ -38,7 +38,7 @@ struct FollowerProgram {
   FIELD_ARRAY(StepOutput*, outputs, 2);   // by StepKind: where this GPU's graphs say that they are done
   FIELD(uint32_t, step);                  // launched last, its lower half
   FIELD(uint32_t, parity);                // which of two executables is next
-  FIELD(uint32_t, failed);                // cudaGraphLaunch's status
+  FIELD(uint32_t, failed);                // status of what failed, a cudaError
 };
 
 }  // namespace blink
