@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
 """Times the all-reduce of two GPUs in the shapes of a model: alone, with residual and norm, against that norm and NCCL.
 
 python benchmarks/kernels/all_reduce.py [--hidden 4096]
@@ -13,11 +15,13 @@ from collections.abc import Callable
 import torch
 import torch.distributed as distributed
 import torch.multiprocessing as multiprocessing
+from cuda.bindings import driver
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from blink.kernels.gpu.comm.all_reduce import GpuRanks
 from blink.kernels.gpu.comm.boxes import Boxes
+from blink.kernels.gpu.launch import check
 from blink.kernels.gpu.rms_norm import rms_norm
 
 _ROWS = (1, 8, 32, 128, 512, 2048)
@@ -56,10 +60,41 @@ def time_ours(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hid
         lambda rank: ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS),
         lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank]),
     )
-    return [time_graphs([capture(ranks[rank], device, call) for rank, device in enumerate(devices)]) for call in calls]
+    found = []
+    for call in calls:
+        graphs = [capture(ranks[rank], device, call) for rank, device in enumerate(devices)]
+        found.append(time_graphs(graphs))
+        if any(lost >= 0 for lost in ranks[0].boxes.read_lost()):
+            raise SystemExit("a rank did not come: what was timed waited for nothing")
+    return found
 
 
-def capture(end: GpuRanks, device: torch.device, call: Callable[[int], Tensor]) -> torch.cuda.CUDAGraph:
+class PeerGraph:
+    """What one GPU enqueues, whole on that GPU before any GPU waits for another.
+
+    torch.cuda.graph's own stream is the first GPU's. A launch that uploads a graph may wait for all GPUs: this one does
+    not.
+    """
+
+    def __init__(self, device: torch.device, run: Callable[[], object]) -> None:
+        """Capture what `run` enqueues, whose code is loaded."""
+        self._device, self._graph = device, torch.cuda.CUDAGraph(keep_graph=True)
+        self._run = run  # with the tensors that it works on
+        with torch.cuda.device(device):
+            self.stream = torch.cuda.Stream(device)
+            with torch.cuda.graph(self._graph, stream=self.stream):
+                run()
+            self._executable = check(driver.cuGraphInstantiate(driver.CUgraph(self._graph.raw_cuda_graph()), 0))
+            check(driver.cuGraphUpload(self._executable, self.stream.cuda_stream))
+            torch.cuda.synchronize()
+
+    def launch(self) -> None:
+        """Launch it after what was launched before."""
+        with torch.cuda.device(self._device):
+            check(driver.cuGraphLaunch(self._executable, self.stream.cuda_stream))
+
+
+def capture(end: GpuRanks, device: torch.device, call: Callable[[int], Tensor]) -> PeerGraph:
     """Return a graph of calls on a GPU, which end one step."""
     failed = torch.zeros(1, dtype=torch.int32, device=device)
     with torch.cuda.device(device):
@@ -67,27 +102,27 @@ def capture(end: GpuRanks, device: torch.device, call: Callable[[int], Tensor]) 
         call(end.rank)
         end.end_step(failed)
         end.is_alone = False
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(_CALLS):
-                call(end.rank)
-            end.end_step(failed)
-        return graph
+
+    def run() -> None:
+        for _ in range(_CALLS):
+            call(end.rank)
+        end.end_step(failed)
+
+    return PeerGraph(device, run)
 
 
-def time_graphs(graphs: list[torch.cuda.CUDAGraph]) -> float:
+def time_graphs(graphs: list[PeerGraph]) -> float:
     """Return the microseconds of a call, of graphs that each GPU runs at the same time."""
     times = []
     for _ in range(1 + _ROUNDS):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for index, graph in enumerate(graphs):
-            with torch.cuda.device(index):
-                graph.replay()  # in which they find each other
-                if index == 0:
-                    begin.record()
-                graph.replay()
-                if index == 0:
-                    end.record()
+            graph.launch()  # in which they find each other
+            if index == 0:
+                begin.record(graph.stream)
+            graph.launch()
+            if index == 0:
+                end.record(graph.stream)
         for index in range(len(graphs)):
             torch.cuda.synchronize(index)
         times.append(begin.elapsed_time(end) * 1e3 / _CALLS)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmark_programs import load_benchmark
 from triton_interpreter import IS_INTERPRETED
 
 pytestmark = [
@@ -127,32 +128,43 @@ def test_the_first_rank_gets_all_columns(group: Group, rows: int, dtype: torch.d
 
 
 def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
-    """Graphs are replayed without a wait between them: the ranks alone keep each other in step."""
+    """Graphs run without a wait of the host: the ranks alone keep each other in step. All exchanges differ."""
     num_exchanges, num_steps = 40, 200
-    parts = draw(group, (4, 1024), torch.float32, 5)
-    totals = [torch.zeros(4, 1024, device=device) for device in group.devices]
+    base = torch.arange(4 * 1024).float().view(4, 1024)
+    parts = [(base + rank).to(device) for rank, device in enumerate(group.devices)]
+    wanted = [(2 * base + 1).to(device) for device in group.devices]
     wrong = [torch.zeros(1, dtype=torch.int64, device=device) for device in group.devices]
-    expected = (parts[0].cpu() + parts[1].cpu()).to(group.devices[0])
-    wanted = [expected.to(device) for device in group.devices]
+
+    def exchange(rank: int) -> Tensor:
+        total = group.ranks[rank].add(parts[rank])
+        wrong[rank].add_((total != wanted[rank]).sum())
+        parts[rank].add_(rank + 1)
+        wanted[rank].add_(3)  # of both ranks: whole numbers, so that all sums are exact
+        return total
+
+    def run_step(rank: int) -> None:
+        for _ in range(num_exchanges):
+            exchange(rank)
+        group.ranks[rank].end_step(group.failed[rank])
+
     group.run(lambda rank: group.ranks[rank].add(parts[rank]))
     group.end_step()
-    graphs = []
-    for rank, device in enumerate(group.devices):
+    for rank, device in enumerate(group.devices):  # loads the code of all kernels
+        group.ranks[rank].is_alone = True
         with torch.cuda.device(device):
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(num_exchanges):
-                    totals[rank].copy_(group.ranks[rank].add(parts[rank]))
-                    wrong[rank] += (totals[rank] != wanted[rank]).sum()
-                group.ranks[rank].end_step(group.failed[rank])
-            graphs.append(graph)
-    for _ in range(num_steps):
-        for device, graph in zip(group.devices, graphs, strict=True):
-            with torch.cuda.device(device):
-                graph.replay()
+            exchange(rank)
+        group.ranks[rank].is_alone = False
+        wrong[rank].zero_()
     group.synchronize()
-    assert [int(one) for one in wrong] == [0, 0]
+    peer_graph = load_benchmark("kernels/all_reduce").PeerGraph
+    graphs = [peer_graph(device, lambda rank=rank: run_step(rank)) for rank, device in enumerate(group.devices)]
+    for _ in range(num_steps):
+        for graph in graphs:
+            graph.launch()
+    group.synchronize()
     assert group.boxes.read_lost() == [-1, -1]
+    assert [int(one) for one in wrong] == [0, 0]
+    assert float(wanted[0][0, 0]) == 1 + 3 * (num_exchanges * num_steps + 1)
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

@@ -50,9 +50,9 @@ class NormKernels(Stream):
             return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
         if pending.is_partial:
             fused = self._step.ranks.add_norm
-            is_plain = pending.end_norm is None and pending.scale is None
-            if fused is not None and isinstance(norm, Tensor) and is_plain:
-                return fused(pending.update, self.residual, norm, self._eps)
+            is_plain = self._norms is RMS_NORMS and pending.end_norm is None and pending.scale is None
+            if fused is not None and norm is not None and is_plain:
+                return fused(pending.update, self.residual, plain(norm), self._eps)
             pending = self._complete(pending)
         if norm is not None and pending.end_norm is not None:
             return add_norm(pending.update, pending.end_norm, self.residual, plain(norm), self._eps, pending.scale)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank on another GPU than the scheduler's: one thread that polls its plan word and launches the same graph of its own.
-// It decides nothing. As the scheduler it launches itself anew after each window.
+// A rank on another GPU than the scheduler's: one thread that polls its plan word and launches the same graph of its
+// own. It decides nothing. As the scheduler it launches itself anew after each window.
 #pragma once
 
 #include "device/device_env.cuh"
@@ -10,7 +10,7 @@ namespace blink {
 constexpr uint32_t kPlanSleepNs = 50;          // between two looks at the plan word
 constexpr uint64_t kMostStepNs = 30000000000;  // of which a step's kernels wait for others a few seconds at the most
 
-// Wait for the plan behind a step. There is no bound: none comes while there is no work.
+// Wait for the plan after a step. There is no bound: none comes while there is no work.
 __device__ inline Plan await_plan(const FollowerProgram& program) {
   Plan plan = unpack_plan(load_acquire(*program.plan_word));
   while (plan.step == program.step) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan word: all that the first rank's scheduler tells another GPU of a launch. It is stored at once, so that none is
-// ever seen half, and the batch that it is for is there before it.
+// The plan word: all that the first rank's scheduler tells another GPU of a launch. It is stored at once, so that none
+// is ever seen half, and the batch that it is for is there before it.
 #pragma once
 
 #include "scheduler/step_kind.h"

@@ -33,12 +33,12 @@ struct DeviceProgram {
 // What a rank that is not the first launches by.
 struct FollowerProgram {
   FIELDS_OF(FollowerProgram);
-  FIELD(uint64_t*, plan_word);            // in this GPU's memory; writer: the first rank's scheduler
-  FIELD(StepGraphs*, graphs);             // by the indices of Geometry::graphs
-  FIELD_ARRAY(StepOutput*, outputs, 2);   // by StepKind: where this GPU's graphs say that they are done
-  FIELD(uint32_t, step);                  // launched last, its lower half
-  FIELD(uint32_t, parity);                // which of two executables is next
-  FIELD(uint32_t, failed);                // status of what failed, a cudaError
+  FIELD(uint64_t*, plan_word);           // in this GPU's memory; writer: the first rank's scheduler
+  FIELD(StepGraphs*, graphs);            // by the indices of Geometry::graphs
+  FIELD_ARRAY(StepOutput*, outputs, 2);  // by StepKind: where this GPU's graphs say that they are done
+  FIELD(uint32_t, step);                 // launched last, its lower half
+  FIELD(uint32_t, parity);               // which of two executables is next
+  FIELD(uint32_t, failed);               // status of what failed, a cudaError
 };
 
 }  // namespace blink

@@ -342,8 +342,8 @@ struct PullArgs {
 // comm/all_reduce.cu
 struct EndStepArgs {
   FIELDS_OF(EndStepArgs);
-  FIELD(RankArgs, ranks);     // op: how many exchanges the step had
-  FIELD(uint32_t*, failed);   // StepOutput's, which is told of a rank that is lost
+  FIELD(RankArgs, ranks);    // op: how many exchanges the step had
+  FIELD(uint32_t*, failed);  // StepOutput's, which is told of a rank that is lost
 };
 
 }  // namespace blink

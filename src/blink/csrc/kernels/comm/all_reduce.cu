@@ -111,8 +111,8 @@ __device__ inline float sum_over_block(float value) {
 
 // Write the norm of a row of the residual, which this block has just written.
 template <class T, class Norm>
-__device__ inline void write_norm(const AllReduceArgs& args, int row, float squares) {
-  const float rate = rsqrtf(sum_over_block(squares) / args.width + args.eps);
+__device__ inline void write_norm(const AllReduceArgs& args, int row, float square_sum) {
+  const float rate = rsqrtf(sum_over_block(square_sum) / args.width + args.eps);
   const auto* norm = static_cast<const Norm*>(args.norm);
   for (int column = threadIdx.x * Pack<T>::kCount; column < args.width; column += kThreads * Pack<T>::kCount) {
     const long at = long(row) * args.width + column;
@@ -142,18 +142,18 @@ __global__ void __launch_bounds__(kThreads, 1) all_reduce(const AllReduceArgs ar
       exchange.send_to_all(row * lines + column / Pack<T>::kCount, own.data);
     }
   for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    float squares = 0;
+    float square_sum = 0;
     for (int column = first; column < args.width; column += kStep) {
       const long at = long(row) * args.width + column;
       const Pack<T> own = load_pack<T>(args.partial, at, args.count);
       Pack<T> total = sum_line(exchange, row * lines + column / Pack<T>::kCount, own);
       if constexpr (kNorm) {
         total = add(total, load_pack<T>(args.residual, at, args.count));
-        for (const T value : total.values) squares += to_float(value) * to_float(value);
+        for (const T value : total.values) square_sum += to_float(value) * to_float(value);
       }
       store_pack(kNorm ? args.residual : args.out, at, args.count, total);
     }
-    if constexpr (kNorm) write_norm<T, Norm>(args, row, squares);
+    if constexpr (kNorm) write_norm<T, Norm>(args, row, square_sum);
   }
 }
 
@@ -199,8 +199,8 @@ __global__ void __launch_bounds__(kThreads, 1) join(const JoinArgs args) {
   }
 }
 
-// Count a step's exchanges, and tell the scheduler of a rank that did not come to one. The last kernel but the mark that
-// the step is done; one thread.
+// Count a step's exchanges, and tell the scheduler of a rank that did not come to one. The last kernel but the mark
+// that the step is done; one thread.
 template <int kThreadsOfOne>
 __global__ void end_step(const EndStepArgs args) {
   static_assert(kThreadsOfOne == 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the ranks of a tensor-parallel group exchange numbers: each stores lines into the others' memory. A line of 16
-// bytes is two words of data, each with the number of the exchange behind it. A line is stored and loaded at once, so
+// bytes is two words of data, each followed by the number of the exchange. A line is stored and loaded at once, so
 // that data is there when its numbers are (NCCL calls this LL).
 //
 // Lines are double-buffered by the parity of the number. A rank that sends in exchange e + 2 has received what all

@@ -17,7 +17,7 @@ from blink.kernels.gpu.launch import compile_kernel, launch
 
 _SOURCE = "comm/all_reduce.cu"
 _THREADS = 512
-_MOST_BLOCKS = 64  # that run at once beside all else
+_MOST_BLOCKS = 64  # that run at once with all else
 _FLAT_LINES = 512  # of a block, in what has no rows
 _TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::F16", torch.float32: "float"}
 
@@ -28,7 +28,7 @@ class GpuRanks:
     def __init__(self, boxes: Boxes, rank: int, starts: Sequence[int]) -> None:
         """starts: where each rank's columns of the logits begin, and at the end how many there are."""
         self.rank, self.size = rank, len(boxes.devices)
-        self._boxes, self._starts = boxes, tuple(starts)
+        self.boxes, self._starts = boxes, tuple(starts)
         self._starts_there = torch.tensor(starts, dtype=torch.int32, device=boxes.devices[rank])
         self._num_exchanges = 0  # of the step that is enqueued
         self.is_alone = False  # nothing is exchanged, and sums are of one rank: for runs that load and time kernels
@@ -95,8 +95,8 @@ class GpuRanks:
         launch(kernel, (min(-(-partial.numel() // width), _MOST_BLOCKS), 1), _THREADS, arguments)
 
     def _check_room(self, num_bytes: int) -> None:
-        if num_bytes > self._boxes.lines * DATA_BYTES:
-            raise ValueError(f"an exchange of {num_bytes} bytes; the boxes take {self._boxes.lines * DATA_BYTES}")
+        if num_bytes > self.boxes.lines * DATA_BYTES:
+            raise ValueError(f"an exchange of {num_bytes} bytes; the boxes take {self.boxes.lines * DATA_BYTES}")
 
     def _next(self) -> bytes:
         """Return what the next exchange of the step is given."""
@@ -105,5 +105,5 @@ class GpuRanks:
         return found
 
     def _describe(self) -> bytes:
-        places, lines = self._boxes.places[self.rank], self._boxes.lines
+        places, lines = self.boxes.places[self.rank], self.boxes.lines
         return args("RankArgs", boxes=places, lines=lines, rank=self.rank, size=self.size, op=self._num_exchanges)
