@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a GPU that has no scheduler runs in addition to the model: its copy of the batch, and the kernel that follows plans."""
+"""What a GPU without a scheduler runs: the copy of the batch, and the kernel that follows plans."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first kernel of a step on a GPU that has no scheduler: copies the batch, and what the model reads of the tables
-// of its slots, from the memory of the scheduler's GPU.
+// Copies a step's batch from the memory of the scheduler's GPU to another one, whose graphs begin with it. What the
+// model reads of the tables of its slots is copied too.
 #include "kernels/args.h"
 #include "kernels/common/ptx.cuh"
 
