@@ -50,7 +50,7 @@ def run(path: str, size: int, requests: tuple[list[list[int]], list[SamplingPara
 def test_each_answer_is_that_of_one_rank(count: int, tmp_path: Path) -> None:
     path, requests = str(write_tiny_model(tmp_path)), make_requests(count)
     one, two = (run(path, size, requests) for size in (1, 2))
-    differing = Counter(differ(*pair, params) for *pair, params in zip(one, two, requests[1], strict=True))
+    differing = Counter(differ(a, b, params) for a, b, params in zip(one, two, requests[1], strict=True))
     assert differing["wrong"] == 0
     assert differing["by chance"] <= _MOST_CHANCES * count
 
