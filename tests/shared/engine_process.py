@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,11 +36,16 @@ CONFIG = {
 
 
 @contextmanager
-def run_engine_process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run an engine with random weights; yield it and its region, and expect that it ends well."""
+def run_engine_process(
+    folder: Path, *flags: str, program: Sequence[str] = ("-m", "blink")
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run an engine with random weights; yield it and its region, and expect that it ends well.
+
+    program: what Python runs as `blink`.
+    """
     (folder / "config.json").write_text(json.dumps(CONFIG))
     region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
-    command = [sys.executable, "-m", "blink", "engine", f"--model={folder}", "--load-format=dummy", "--device=cuda"]
+    command = [sys.executable, *program, "engine", f"--model={folder}", "--load-format=dummy", "--device=cuda"]
     process = subprocess.Popen([*command, f"--region={region}", *flags])
     yield process, region
     process.send_signal(signal.SIGCONT)

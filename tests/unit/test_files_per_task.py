@@ -76,14 +76,17 @@ BUILT = [
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
     ),
     Built(
-        "tensor parallel on a CPU",
+        "tensor parallel",
         r"tensor_parallel_size|\bRanks\b|RankLost|PlanWords|all_reduce|ALL_REDUCE|\bCuts\b|class Cut\b",
         6,
         (
+            "csrc/kernels/comm/all_reduce.cu",
+            "engine/gpu_group.py",
             "engine/plan_words.py",
             "engine/ranks.py",
             "kernels/all_reduce.py",
             "kernels/cpu/all_reduce.py",
+            "kernels/gpu/comm/all_reduce.py",
             "models/weights/cuts.py",
             "models/weights/rank_reader.py",
         ),
@@ -133,19 +136,6 @@ PENDING = [
         7,
         ("engine/boot.py", "engine/gpu.py", "runner/gpu_device.py", "runner/gpu_streams.py"),
         ("kernels/gpu/lora.py",),
-    ),
-    Pending(
-        "tensor parallel on GPUs",
-        6,
-        (
-            "config.py",
-            "csrc/device/scheduler_kernel.cu",
-            "engine/gpu.py",
-            "runner/gpu_streams.py",
-            "engine/boot.py",
-            "models/weights/rank_reader.py",
-        ),
-        ("csrc/device/ranks.h", "kernels/gpu/all_reduce.py"),
     ),
 ]
 

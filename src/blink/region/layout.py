@@ -80,6 +80,7 @@ STATE = struct_dtype("State")
 GRAPH_COST = struct_dtype("GraphCost")
 STEP_GRAPHS = struct_dtype("StepGraphs")
 DEVICE_PROGRAM = struct_dtype("DeviceProgram")
+FOLLOWER_PROGRAM = struct_dtype("FollowerProgram")
 
 
 def own_fields(dtype: np.dtype[Any]) -> Fields:

@@ -94,8 +94,8 @@ class GpuDevice:
         yield Option(GATHERED, None)
 
     def list_all_reduces(self) -> Iterable[Option]:
-        """Return none: engine/boot.py refuses several ranks."""
-        return ()
+        """Return the one that adds up what ranks have computed."""
+        return (Option("sum in the order of ranks", None),)
 
 
 def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: int) -> Option:
@@ -118,6 +118,8 @@ def _require(reason: str | None) -> None:
 def _refuse_options(model: ModelSites, *known: str) -> None:
     """Refuse models that do more than the kernels of few rows know; known: options of MLPs that they do know."""
     spec = model.spec
+    if spec.shard.size > 1:
+        raise Refused("ranks that share layers")
     if options := spec.options_beyond("tie_embeddings", "quantization"):
         raise Refused(options[0])
     if any(matrix.layout is Layout.GGUF for matrix in (model.embedding, model.head, *_list_matrices(model))):
