@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x8EE23CD30E55D0A2
+GOLDEN_DIGEST = 0xA501167071F0041D
 
 
 def test_the_digest_is_the_recorded_one() -> None:
