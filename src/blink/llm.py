@@ -61,8 +61,7 @@ class LLM(PoolingCalls, EngineControls, Absent):
 
     def __init__(self, model: str = "", **options: Any) -> None:
         self._engine = LocalEngine(model, options)
-        self._client = self._engine.client
-        self._planner = self._engine.planner
+        self._client, self._planner = self._engine.client, self._engine.planner
         self._finalizer = weakref.finalize(self, LocalEngine.close, self._engine)
         self._table = SequenceTable(self._client, Observer())
         self._turn = threading.Lock()

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from blink.kernels.operands import CLIP_LIMIT, CLIP_SLOPE, Activation
 
-_SPLIT = 1 << 15  # elements from which on PyTorch splits an operation among threads, anywhere in a row
+_SHARED_ELEMENTS = 1 << 15  # from which on PyTorch shares an operation among threads, with borders anywhere in a row
 
 
 def activate(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """Compute activate with PyTorch, in parts that it does not split: else bits at a border differ from a vector's."""
-    rows = max(1, 2 * (_SPLIT - 1) // gate_up.shape[-1])
+    """Compute activate with PyTorch, in parts that one thread computes: else bits at a border differ from a vector's."""
+    rows = max(1, 2 * (_SHARED_ELEMENTS - 1) // gate_up.shape[-1])
     if len(gate_up) <= rows:
         return _activate(gate_up, activation)
     return torch.cat([_activate(part, activation) for part in gate_up.split(rows)])
