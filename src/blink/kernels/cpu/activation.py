@@ -13,7 +13,7 @@ _SHARED_ELEMENTS = 1 << 15  # from which on PyTorch shares an operation among th
 
 
 def activate(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-    """Compute activate with PyTorch, in parts that one thread computes: else bits at a border differ from a vector's."""
+    """Compute activate with PyTorch, in parts that one thread computes: at borders, bits differ from a vector's."""
     rows = max(1, 2 * (_SHARED_ELEMENTS - 1) // gate_up.shape[-1])
     if len(gate_up) <= rows:
         return _activate(gate_up, activation)
