@@ -186,12 +186,13 @@ struct NextRow {
   FIELD(uint32_t, block);                            // that it starts; kNone: none
   FIELD(uint32_t, window_block);                     // that holds its token
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
-  FIELD(uint32_t, num_stops);                        // that may end it already
+  FIELD(uint16_t, num_stops);                        // that may end it already
+  FIELD(uint16_t, looks_up);                         // whether compose() may draft, if the token ends a known n-gram
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
-  FIELD(uint32_t, looks_up);  // whether compose() may draft, if the token is the end of an n-gram that is known
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
+static_assert(sizeof(NextRow) % 16 == 8, "rows that lanes of a GPU read at once lie in different banks");
 
 // What a step of one graph takes: of its whole size, and beyond it for each token of the KV cache that it reads.
 // writer: engine at boot, then the scheduler.
