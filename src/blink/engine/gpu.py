@@ -23,7 +23,7 @@ from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import count_rows, count_slots, graph_sizes, spare_snapshots
-from blink.engine.gpu_group import Follower, GpuGroup, find_failed
+from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -200,26 +200,14 @@ class GpuEngine(Engine):
         graphs = [(size, index) for index, size in enumerate(graph_sizes(self._geometry))]
         long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
         for size, index in tqdm(long, desc="capturing segments", unit="graph"):
-            count, left = self._num_segments[index], list[Stream | None]()
+            count = self._num_segments[index]
             whole = (*size, index < int(self._geometry["num_decode_graphs"]))
-            runs = [functools.partial(self._run_behind, left, whole, segment, count) for segment in range(count)]
-            with self._alone():
-                for run in runs:
-                    run()
-            torch.cuda.synchronize()
-            apart = any(part is not None for part in left)
-            left.clear()
-            self._scheduler.capture_segments(index, runs, apart=apart)
+            segments = [functools.partial(self._run_segment, whole, segment, count) for segment in range(count)]
+            capture_segments(self._scheduler, index, segments, self._alone())
             if self._group is not None:
                 starts = [first_layer(part, count, self._model.spec.num_layers) for part in range(count + 1)]
                 layers = [range(*pair) for pair in itertools.pairwise(starts)]
                 self._group.capture_segments(index, whole, layers)
-
-    def _run_behind(
-        self, left: list[Stream | None], size: tuple[int, int, bool], segment: int, num_segments: int
-    ) -> None:
-        """Run a segment of a step with what those before it left, and add what it leaves itself."""
-        left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))
 
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
         super()._run_step(num_tokens, num_rows, decoding=decoding, scoring=scoring)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
 
 from blink.config import EngineConfig
 from blink.engine.device_follower import DeviceFollower, PulledBatches
-from blink.engine.device_scheduler import DeviceArrays, DeviceState
+from blink.engine.device_scheduler import DeviceArrays, DeviceScheduler, DeviceState
 from blink.engine.geometry import count_rows
 from blink.errors import ConfigError
 from blink.kernels.gpu import cublas
@@ -38,6 +38,8 @@ logger = logging.getLogger("blink.engine")
 _SCORED_TOKENS = 128  # whose logits are joined at once: kernels/scoring.py
 _FAILED = 2  # place of StepOutput's `failed`, in words
 _END_SECONDS = 5.0
+
+RunSegment = Callable[[Stream | None], Stream | None]  # enqueues a segment, with what the one before left
 
 
 class Follower:
@@ -67,12 +69,12 @@ class Follower:
         self.runner.forward(batch, self.kv_cache, tokens, rows, decoding=decoding, scoring=scoring)
         self.ranks.end_step(self.failed[StepKind.WHOLE])
 
-    def run_segment(self, size: tuple[int, int, bool], layers: range, left: list[Stream | None]) -> None:
-        """Enqueue this rank's part of a segment, with what those before it left."""
+    def run_segment(self, size: tuple[int, int, bool], layers: range, before: Stream | None) -> Stream | None:
+        """Enqueue this rank's part of a segment, with what the one before left; return what it leaves itself."""
         batch = self.batches.pull(StepKind.SEGMENTED, *size[:2])
-        before = left[-1] if left else None
-        left.append(self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before))
+        left = self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before)
         self.ranks.end_step(self.failed[StepKind.SEGMENTED])
+        return left
 
 
 class GpuGroup:
@@ -136,16 +138,9 @@ class GpuGroup:
     def capture_segments(self, index: int, size: tuple[int, int, bool], layers: list[range]) -> None:
         """Capture the same graph of each follower in segments of layers."""
         for follower in self.followers:
-            left: list[Stream | None] = []
-            runs = [functools.partial(follower.run_segment, size, part, left) for part in layers]
+            segments = [functools.partial(follower.run_segment, size, part) for part in layers]
             with torch.cuda.device(follower.device):
-                with self.alone():
-                    for run in runs:
-                        run()
-                torch.cuda.synchronize()
-                apart = any(part is not None for part in left)
-                left.clear()
-                follower.scheduler.capture_segments(index, runs, apart=apart)
+                capture_segments(follower.scheduler, index, segments, self.alone())
 
     def reserve_sm(self) -> None:
         """Let cuBLAS leave out, on each follower's GPU, the SM that its kernel holds."""
@@ -173,6 +168,25 @@ class GpuGroup:
                     logger.error("rank %d could not launch a step: CUDA error %d", follower.ranks.rank, failure)
                 follower.scheduler.destroy_graphs()
         return True
+
+
+def capture_segments(
+    scheduler: DeviceScheduler, index: int, segments: Sequence[RunSegment], alone: AbstractContextManager[None]
+) -> None:
+    """Capture a graph of the current GPU in segments; they run once before, in a context where they wait for nobody."""
+    left: list[Stream | None] = []
+
+    def run(segment: RunSegment) -> None:
+        left.append(segment(left[-1] if left else None))
+
+    runs = [functools.partial(run, segment) for segment in segments]
+    with alone:
+        for each in runs:
+            each()
+    torch.cuda.synchronize()
+    apart = any(part is not None for part in left)
+    left.clear()
+    scheduler.capture_segments(index, runs, apart=apart)
 
 
 def _find_refused(source: ModelSource) -> str | None:
