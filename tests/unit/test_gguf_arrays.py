@@ -74,7 +74,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
-    keep = KeepBlocks(functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16), takes_experts=False)
+    keep = KeepBlocks(functools.partial(pack_gguf, dtype=torch.bfloat16), CPU, takes_experts=False)
     spec = read_spec(mixtral)
     target = WeightTarget(CPU, torch.bfloat16, lambda _: None)
     decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()

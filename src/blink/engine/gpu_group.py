@@ -26,8 +26,7 @@ from blink.kernels.gpu.comm.all_reduce import GpuRanks
 from blink.kernels.gpu.comm.boxes import Boxes
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import ModelSource, open_model
-from blink.plan.site import first_reason
+from blink.models.weights.loader import open_model
 from blink.region.layout import StepKind
 from blink.region.memory import Region
 from blink.runner.run import Runner
@@ -93,8 +92,6 @@ class GpuGroup:
             )
         self.devices = [torch.device("cuda", first + rank) for rank in range(size)]
         source = open_model(config.model, self.devices[0], dtype)
-        if (refused := _find_refused(source)) is not None:
-            raise ConfigError(f"--tensor-parallel-size {size}: {refused} on one GPU only: leave it out")
         vocab_size = source.spec.vocab_size
         bytes_of = _count_bytes(config, source.spec.hidden_size, -(-vocab_size // size), dtype)
         self._boxes = Boxes(self.devices, bytes_of)
@@ -187,19 +184,6 @@ def capture_segments(
     apart = any(part is not None for part in left)
     left.clear()
     scheduler.capture_segments(index, runs, apart=apart)
-
-
-def _find_refused(source: ModelSource) -> str | None:
-    """Return what a model has that ranks on GPUs do not run yet; None: they run it."""
-    mixers = [layer.mixer for layer in source.spec.distinct_layers]
-    reasons = {
-        "models that pool run": source.spec.pooling is not None,
-        "GGUF files run": source.checkpoint.stored_rows is not None,
-        "mixtures of experts run": source.spec.mixture is not None,
-        "recurrent layers run": any(mixer.recurrence is not None for mixer in mixers),
-        "latent attention runs": any(mixer.attention is not None and mixer.attention.latent for mixer in mixers),
-    }
-    return first_reason(reasons)
 
 
 def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:

@@ -89,7 +89,8 @@ class GpuDevice:
         """List the kernels for a layer's experts, whose input is a norm."""
         rows = bucket.tokens
         if bucket.decoding:
-            refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else "another activation, or biases"
+            others = "another activation, biases, or some of the experts"
+            refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
         yield Option(GATHERED, None)
 

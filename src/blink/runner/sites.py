@@ -109,8 +109,8 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
     encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
-    is_plain = mlp.activation == "silu" and not mlp.biases
-    experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
+    sizes = mlp.own_experts, mlp.router.top_k, hidden, mlp.size
+    experts = ExpertMatrices(*sizes, (encoding, encoding), mlp.has_plain_experts)
     router = _expect(None, mlp.experts, hidden)
     if not mlp.router.is_plain:
         router = replace(router, encoding=None, dtype="float32")

@@ -66,9 +66,10 @@ class Checkpoint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeepBlocks:
-    """How matrices stay quantised: what makes a weight of rows as a file holds them, and of a number of columns."""
+    """How matrices stay quantised: what makes a weight on a device of rows as a file holds them, and of columns."""
 
-    make: Callable[[Sequence[GgufRows], int], QuantizedEmbedding]
+    make: Callable[[Sequence[GgufRows], int, torch.device], QuantizedEmbedding]
+    device: torch.device
     takes_experts: bool
 
 
@@ -79,7 +80,7 @@ class StoredRows(NamedTuple):
     columns: int
 
 
-KEEP_ON_CPU = KeepBlocks(GgufWeight, takes_experts=True)
+KEEP_ON_CPU = KeepBlocks(lambda parts, columns, _: GgufWeight(parts, columns), torch.device("cpu"), takes_experts=True)
 
 
 class GgufCheckpoint:
@@ -123,10 +124,10 @@ class GgufCheckpoint:
         found = self.read_rows(names)
         return None if found is None else self.keep(*found)
 
-    def keep(self, parts: Sequence[GgufRows], columns: int) -> QuantizedEmbedding:
-        """Return a weight of what read_rows() has returned, or of parts of it."""
+    def keep(self, parts: Sequence[GgufRows], columns: int, device: torch.device | None = None) -> QuantizedEmbedding:
+        """Return a weight of what read_rows() has returned, or of parts of it. device: if not the checkpoint's."""
         assert self._keep is not None
-        return self._keep.make(parts, columns)
+        return self._keep.make(parts, columns, device or self._keep.device)
 
     def count_block(self) -> int:
         """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""

@@ -37,7 +37,8 @@ from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
-from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
+from blink.models.weights.rank_matrices import open_part
+from blink.models.weights.rank_reader import SharedReads
 from blink.models.weights.source import check_method, find_format, read_spec
 from blink.models.weights.token_table import choose_table_device, let_gpu_read
 
@@ -106,7 +107,7 @@ class ModelSource:
             cuts = Cuts(self.spec, specs[rank].shard, block)
             try:
                 device = devices[rank] if devices else self.target.device
-                return self._load(RankCheckpoint(self.checkpoint, cuts, rank, reads), specs[rank], device)
+                return self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device)
             except BaseException as error:
                 reads.fail(error)
                 raise
@@ -122,7 +123,8 @@ class ModelSource:
             disable=True if spec.shard.rank else None,  # None: where no terminal is
         ) as progress:
             target = replace(self.target, device=device, advance=progress.update)
-            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, self.table_device).load()
+            table_device = device if self.table_device == self.target.device else self.table_device
+            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device).load()
         if self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)
         return model
@@ -223,7 +225,7 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     from blink.kernels.gpu.gemm.gguf_weight import pack_gguf
 
-    return KeepBlocks(functools.partial(pack_gguf, device=device, dtype=dtype), takes_experts=False)
+    return KeepBlocks(functools.partial(pack_gguf, dtype=dtype), device, takes_experts=False)
 
 
 def _open_checkpoint(

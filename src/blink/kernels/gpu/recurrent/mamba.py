@@ -10,10 +10,12 @@ B and C each by itself.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.all_reduce import mean_of
 from blink.kernels.gpu.recurrent import chunks
 from blink.kernels.layer_cache import StateCache
 from blink.kernels.mamba import MambaProjections, MambaWeights
@@ -48,6 +50,8 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
     chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
         *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=width, BLOCK=_KEPT
     )
+    if weights.ranks.size > 1:
+        return _finish_among(outputs, x.z, weights, out)
     of_group = size // weights.groups
     _finish[(tokens, weights.groups)](
         *(outputs, x.z, weights.norm, out, x.z.stride(0), weights.eps),
@@ -57,6 +61,16 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
         num_warps=_WARPS,
     )
     return out
+
+
+def _finish_among(outputs: Tensor, z: Tensor, weights: MambaWeights, out: Tensor) -> Tensor:
+    """Gate outputs, then normalise those of all ranks together, whose heads are of one group, into `out`.
+
+    For models that are not common: plain PyTorch, whose kernels a graph can hold.
+    """
+    gated = outputs.mul_(functional.silu(z.float()))
+    rate = torch.rsqrt(mean_of(weights.ranks, gated.square().mean(-1, keepdim=True)) + weights.eps)
+    return torch.mul(gated.mul_(rate), weights.norm, out=out)
 
 
 @triton.jit
