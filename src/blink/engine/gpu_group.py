@@ -93,8 +93,8 @@ class GpuGroup:
         self.devices = [torch.device("cuda", first + rank) for rank in range(size)]
         source = open_model(config.model, self.devices[0], dtype)
         vocab_size = source.spec.vocab_size
-        bytes_of = _count_bytes(config, source.spec.hidden_size, -(-vocab_size // size), dtype)
-        self._boxes = Boxes(self.devices, bytes_of)
+        sums = config.max_num_batched_tokens * source.spec.hidden_size * dtype.itemsize
+        self._boxes = Boxes(self.devices, sums, _count_logits(config, -(-vocab_size // size)) * dtype.itemsize)
         models = self._load(source.split(size, self.devices))
         starts = [*(model.spec.vocab_part.start for model in models), vocab_size]
         self.ranks = [GpuRanks(self._boxes, rank, starts) for rank in range(size)]
@@ -192,7 +192,6 @@ def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:
     return {kind: output[_FAILED : _FAILED + 1] for kind, output in outputs.items()}
 
 
-def _count_bytes(config: EngineConfig, hidden: int, columns: int, dtype: torch.dtype) -> int:
-    """Return the most bytes that a rank sends at once: the residual of a step's tokens, or logits."""
-    rows = max(count_rows(config, 0), _SCORED_TOKENS)
-    return max(config.max_num_batched_tokens * hidden, rows * columns) * max(dtype.itemsize, 4)
+def _count_logits(config: EngineConfig, columns: int) -> int:
+    """Return the most logits that a rank sends at once."""
+    return max(count_rows(config, config.speculation.num_tokens), _SCORED_TOKENS) * columns

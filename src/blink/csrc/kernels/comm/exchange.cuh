@@ -3,16 +3,23 @@
 // bytes is two words of data, each followed by the number of the exchange. A line is stored and loaded at once, so
 // that data is there when its numbers are (NCCL calls this LL).
 //
-// Lines are double-buffered by the parity of the number. A rank that sends in exchange e + 2 has received what all
-// others sent in e + 1, and those sent that after they had read all of e.
+// Large exchanges take plain stores of pieces, in two phases; behind its pieces of a phase a block of threads stores a
+// flag, the number of the exchange, which the block of the same number there waits for: two_shot.cu.
+//
+// Lines, pieces and flags are double-buffered by the parity of the number. A rank that sends in exchange e + 2 has
+// received what all others sent in e + 1, and those sent that after they had read all of e.
 #pragma once
 
 #include "kernels/args.h"
 #include "kernels/common/ptx.cuh"
+#include "region/platform.h"
 
 namespace blink {
 
-constexpr int kBoxHead = 256;  // bytes of a box before its lines: RankWords
+constexpr int kMostRanks = 8, kMostBlocks = 64, kPhases = 2;
+constexpr int kFlagsOfParity = kPhases * kMostRanks * kMostBlocks;
+constexpr int kBoxHead = 256;  // bytes of a box before its flags: RankWords
+constexpr int kBoxLines = kBoxHead + 2 * kFlagsOfParity * sizeof(uint32_t);  // bytes before its lines; then pieces
 constexpr unsigned long long kRankTimeoutNs = 2000000000;
 constexpr unsigned kPollsPerLook = 1024;  // at the clock, and at what others say
 
@@ -65,15 +72,46 @@ class Exchange {
   // Wait for a line of another rank. Once one does not come, nothing is waited for, and what is returned is arbitrary.
   __device__ uint2 receive(int from, int line) {
     const uint4* at = lines(args_.rank, from) + line;
-    uint4 found = load_line(at);
-    for (unsigned polls = 1; (found.y != number_ || found.w != number_) && !is_lost_; polls++) {
-      if (polls % kPollsPerLook == 0) look(from);
+    uint4 found;
+    await(from, [&] {
       found = load_line(at);
-    }
+      return found.y == number_ && found.w == number_;
+    });
     return make_uint2(found.x, found.z);
   }
 
+  // What a rank stores in another's box in a phase of a large exchange of this parity.
+  __device__ uint2* pieces(int to, int phase, int from) const {
+    uint4* behind = reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + 2l * args_.size * args_.lines;
+    const long slot = long(number_ % 2 * kPhases + phase) * args_.size + from;
+    return reinterpret_cast<uint2*>(behind) + slot * args_.pieces;
+  }
+
+  // Tell the same block of all ranks that this one's pieces of a phase are there, and wait for theirs. All threads.
+  __device__ void meet(int phase) {
+    __syncthreads();
+    const int other = threadIdx.x;
+    if (other < args_.size && other != args_.rank) {
+      __threadfence_system();  // what all threads of this block have stored
+      store_release(*flag(other, phase, args_.rank), number_);
+      uint32_t& theirs = *flag(args_.rank, phase, other);
+      await(other, [&] { return load_acquire(theirs) == number_; });
+    }
+    __syncthreads();
+  }
+
  private:
+  template <class IsThere>
+  __device__ void await(int from, IsThere is_there) {
+    for (unsigned polls = 1; !is_there() && !is_lost_; polls++)
+      if (polls % kPollsPerLook == 0) look(from);
+  }
+
+  __device__ uint32_t* flag(int to, int phase, int from) const {
+    const int place = (number_ % 2 * kPhases + phase) * kMostRanks + from;
+    return reinterpret_cast<uint32_t*>(args_.boxes[to] + kBoxHead) + place * kMostBlocks + blockIdx.x;
+  }
+
   __device__ volatile RankWords* words(int rank) const {
     return reinterpret_cast<volatile RankWords*>(args_.boxes[rank]);
   }
@@ -81,7 +119,7 @@ class Exchange {
   // What a rank sends to another in exchanges of this parity.
   __device__ uint4* lines(int to, int from) const {
     const long slot = long(number_ % 2) * args_.size + from;
-    return reinterpret_cast<uint4*>(args_.boxes[to] + kBoxHead) + slot * args_.lines;
+    return reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + slot * args_.lines;
   }
 
   __device__ void look(int awaited) {
