@@ -3,8 +3,8 @@
 // bytes is two words of data, each followed by the number of the exchange. A line is stored and loaded at once, so
 // that data is there when its numbers are (NCCL calls this LL).
 //
-// Large exchanges take plain stores of pieces, in two phases; behind its pieces of a phase a block of threads stores a
-// flag, the number of the exchange, which the block of the same number there waits for: two_shot.cu.
+// Large exchanges take plain stores of pieces, in two phases (two_shot.cu). After its pieces of a phase, a block of
+// threads stores a flag: the number of the exchange. The same block of the other rank waits for it.
 //
 // Lines, pieces and flags are double-buffered by the parity of the number. A rank that sends in exchange e + 2 has
 // received what all others sent in e + 1, and those sent that after they had read all of e.
@@ -82,9 +82,9 @@ class Exchange {
 
   // What a rank stores in another's box in a phase of a large exchange of this parity.
   __device__ uint2* pieces(int to, int phase, int from) const {
-    uint4* behind = reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + 2l * args_.size * args_.lines;
+    uint4* after = reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + 2l * args_.size * args_.lines;
     const long slot = long(number_ % 2 * kPhases + phase) * args_.size + from;
-    return reinterpret_cast<uint2*>(behind) + slot * args_.pieces;
+    return reinterpret_cast<uint2*>(after) + slot * args_.pieces;
   }
 
   // Tell the same block of all ranks that this one's pieces of a phase are there, and wait for theirs. All threads.

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.all_reduce import mean_of
 from blink.kernels.gpu.recurrent import chunks
 from blink.kernels.layer_cache import StateCache
 from blink.kernels.mamba import MambaProjections, MambaWeights
@@ -69,8 +68,7 @@ def _finish_among(outputs: Tensor, z: Tensor, weights: MambaWeights, out: Tensor
     For models that are not common: plain PyTorch, whose kernels a graph can hold.
     """
     gated = outputs.mul_(functional.silu(z.float()))
-    rate = torch.rsqrt(mean_of(weights.ranks, gated.square().mean(-1, keepdim=True)) + weights.eps)
-    return torch.mul(gated.mul_(rate), weights.norm, out=out)
+    return torch.mul(gated.mul_(weights.find_rates(gated)), weights.norm, out=out)
 
 
 @triton.jit
