@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 import torch.nn.functional as functional
 from torch import Tensor
 

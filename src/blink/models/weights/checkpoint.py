@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import gguf
 import torch
@@ -23,6 +23,9 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile, GgufTensor
 from blink.models.weights.gguf_places import GgufPlaces, Place
 from blink.models.weights.stored_tensors import Stored, open_tensors, split_tensors
+
+if TYPE_CHECKING:
+    from blink.models.weights.quantized_checkpoint import MatrixCheckpoint
 
 # How names begin in files of a model that sees pictures too, or whose decoder is a part.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.", "")
@@ -40,6 +43,11 @@ class Checkpoint(Protocol):
     # Whether a family's own order of rows, and projections that it has grouped by heads, come as in its files.
     keeps_groups: bool
     stored_rows: GgufCheckpoint | None  # what gives matrices as stored, if they stay quantized on the device
+
+    @property
+    def matrices(self) -> MatrixCheckpoint | None:
+        """What gives matrices in their format, for a GPU that multiplies them so; None: nothing does."""
+        ...
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -87,6 +95,7 @@ class GgufCheckpoint:
     """Weights of a GGUF file, dequantised or as they are stored."""
 
     norm_shift = 0.0  # converters add it
+    matrices = None
     keeps_groups = False
 
     def __init__(self, path: Path, spec: ModelSpec, keep: KeepBlocks | None = None) -> None:
@@ -179,6 +188,7 @@ class SafetensorsCheckpoint:
 
     norm_shift = 1.0
     keeps_groups = True
+    matrices = None
 
     stored_rows: GgufCheckpoint | None = None
 
@@ -257,6 +267,7 @@ class DummyCheckpoint:
 
     norm_shift = 0.0
     keeps_groups = True
+    matrices = None
 
     stored_rows: GgufCheckpoint | None = None
 

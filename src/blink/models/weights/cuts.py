@@ -45,6 +45,12 @@ class Cut:
             return whole.take_rows(self.indices)
         return whole.take_columns(self.take_range(self.size))
 
+    def take_expert(self, whole: StoredMatrix) -> StoredMatrix:
+        """Return the rank's part of a matrix of a tensor of all experts' [experts, in, out]."""
+        if self.dim == 0:
+            return whole
+        return whole.take_rows(self.indices) if self.dim == 2 else whole.take_columns(self.take_range(self.size))
+
     def take_range(self, columns: int) -> range:
         """Return which columns of a matrix are the rank's, which follow each other."""
         return range(columns) if self.dim == 0 else range(int(self.indices[0]), int(self.indices[-1]) + 1)
@@ -67,6 +73,10 @@ class Whole:
     def take_matrix(self, whole: StoredMatrix) -> StoredMatrix:
         """Return the rank's matrix."""
         assert not self.is_zero
+        return whole
+
+    def take_expert(self, whole: StoredMatrix) -> StoredMatrix:
+        """Return the matrix, which is the rank's."""
         return whole
 
     def take_range(self, columns: int) -> range:
@@ -111,12 +121,24 @@ class Cuts:
 
     def find_owners(self, name: str) -> list[str]:
         """Return an expert's tensor of each rank, in the ranks' order, where each rank has whole ones; else none."""
-        match, layer = _EXPERT.fullmatch(name), _LAYER.fullmatch(name)
-        mixture = None if layer is None else self._spec.layers[int(layer[1])].mlp.mixture
-        held = 0 if mixture is None else mixture.split(self.shard.size, self._block).held
-        if match is None or not held:
+        match = _EXPERT.fullmatch(name)
+        if match is None or not self._count_held(name):
             return []
-        return [f"{match[1]}{rank * held + int(match[2])}{match[3]}" for rank in range(self.shard.size)]
+        return [f"{match[1]}{number}{match[3]}" for number in self.find_numbers(name, int(match[2]))]
+
+    def find_numbers(self, name: str, expert: int) -> list[int]:
+        """Return the number of an expert of each rank, where each rank has whole ones; else of that all have parts of.
+
+        name: of one of its tensors, or of one of all experts.
+        """
+        held = self._count_held(name)
+        return [rank * held + expert for rank in range(self.shard.size)] if held else [expert]
+
+    def _count_held(self, name: str) -> int:
+        """Return how many whole experts each rank has; 0: parts of all."""
+        layer = _LAYER.fullmatch(name)
+        mixture = None if layer is None else self._spec.layers[int(layer[1])].mlp.mixture
+        return 0 if mixture is None else mixture.split(self.shard.size, self._block).held
 
     def _find_attention(self, mixer: Attention, name: str, kind: str) -> Cut | Whole | None:
         """Cut a tensor of attention; kind: how its name ends, as "weight"."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from blink.formats.schemes import Quantization
 from blink.models.weights.checkpoint import Checkpoint
-from blink.models.weights.cuts import Cut, Cuts
+from blink.models.weights.cuts import Cuts
 from blink.models.weights.quantized_checkpoint import OUTPUT, MatrixCheckpoint
 from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
 
@@ -21,7 +22,7 @@ _ROWS = 16  # that a rank's part of the output layer has a multiple of, or no ra
 def open_part(source: Checkpoint, cuts: Cuts, reads: SharedReads, device: torch.device) -> Checkpoint:
     """Return a checkpoint as a rank with these cuts sees it; device: the rank's."""
     part = RankCheckpoint(source, cuts, reads, device)
-    return RankMatrices(source, part, cuts) if isinstance(source, MatrixCheckpoint) else part
+    return part if source.matrices is None else RankMatrices(source.matrices, part, cuts)
 
 
 class RankMatrices(MatrixCheckpoint):
@@ -62,17 +63,11 @@ class RankMatrices(MatrixCheckpoint):
     def read_expert(self, name: str, expert: int, shape: tuple[int, int], device: torch.device) -> Any:
         """Return the rank's part of an expert's matrix [out, in] of a quantized tensor of all, in its format."""
         del shape
-        cut, (experts, columns, rows) = self._cuts.find(name), self._part.find_shape(name)
-        assert isinstance(cut, Cut)
-        held = len(cut.indices) if cut.dim == 0 else experts
-        first = range(expert, experts, held)  # this expert of each rank, or the one that ranks have parts of
+        _, columns, rows = self._part.find_shape(name)
 
         def read(number: int) -> Any:
             return self._source.read_expert(name, number, (rows, columns), device)
 
-        wholes = [self._part.take(lambda number=number: read(number)) for number in first]
-        if cut.dim == 0:
-            return wholes[self._cuts.shard.rank].to(device)
-        [whole] = wholes
-        part = whole.take_rows(cut.indices) if cut.dim == 2 else whole.take_columns(cut.take_range(columns))
-        return part.to(device)
+        numbers, cut = self._cuts.find_numbers(name, expert), self._cuts.find(name)
+        wholes = [self._part.take(functools.partial(read, number)) for number in numbers]
+        return cut.take_expert(wholes[self._cuts.shard.rank if len(wholes) > 1 else 0]).to(device)

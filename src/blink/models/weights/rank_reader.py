@@ -67,6 +67,7 @@ class SharedReads:
 class RankCheckpoint:
     """A checkpoint as one rank sees it: its parts of the tensors."""
 
+    matrices = None
     stored_rows: GgufCheckpoint | None = None  # these are parts: read_quantized() has them
 
     def __init__(self, source: Checkpoint, cuts: Cuts, reads: SharedReads, device: torch.device) -> None:
