@@ -87,7 +87,7 @@ def expected_sites(
     of_layers = None if scheme is not None and scheme.experts_only else scheme
     expect: Expect = _expect_gguf if gguf else functools.partial(_expect, of_layers)
     found = {layer: _expect_layer(layer, spec.hidden_size, expect, scheme) for layer in spec.distinct_layers}
-    sizes = spec.vocab_size, spec.hidden_size
+    sizes = len(spec.vocab_part), spec.hidden_size
     embedding = _expect_gguf(*sizes) if gguf else _expect(None, *sizes)
     of_head = spec.output_quantization
     if fp8 and spec.quantization is None and not spec.tie_embeddings:

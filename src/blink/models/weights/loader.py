@@ -134,8 +134,7 @@ def _count_block(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     """Return how many columns of a row share a scale, so that ranks cannot part them."""
     if checkpoint.stored_rows is not None:
         return checkpoint.stored_rows.count_block()
-    scheme = spec.quantization
-    return 1 if scheme is None or not scheme.has_groups else scheme.group
+    return spec.scaled_columns
 
 
 def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelSource:
