@@ -24,6 +24,7 @@ from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, Devic
 from blink.engine.energy import report_energy
 from blink.engine.geometry import count_rows, count_slots, graph_sizes, spare_snapshots
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
+from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -43,14 +44,13 @@ logger = logging.getLogger("blink.engine")
 
 _WATCH_SECONDS = 0.25
 _HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
-_GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 _ENDED = (EngineState.STOPPED, EngineState.FAILED)
 
 
 class GpuEngine(Engine):
     """Capture every step as a graph for the resident scheduler of one GPU, then only watch it."""
 
-    default_step_tokens = 2048
+    default_step_tokens = DEFAULT_STEP_TOKENS
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
@@ -116,7 +116,7 @@ class GpuEngine(Engine):
         step_bytes = self._measure_step()
         free, total = torch.cuda.mem_get_info()
         used = total - free
-        whole = self._measure_free(self._config) - step_bytes - _GRAPH_RESERVE_BYTES
+        whole = self._measure_free(self._config) - step_bytes - GRAPH_BYTES
         room = whole - self._state_bytes
         if self._config.enable_prefix_caching:
             room = spare_snapshots(room, self._slot_bytes)

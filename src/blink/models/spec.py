@@ -180,7 +180,7 @@ class ModelSpec(Part):
     @property
     def num_output_weights(self) -> int:
         """Number of weights in the output layer, which may be the embedding."""
-        return self.vocab_size * self.hidden_size
+        return len(self.vocab_part) * self.hidden_size
 
     @property
     def output_quantization(self) -> Quantization | None:
