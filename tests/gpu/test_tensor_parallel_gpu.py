@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from blink import LLM, SamplingParams
-from blink.engine import boot
+from blink.engine import boot, gpu_group
 from blink.link.client import EngineClient
 from blink.models.weights.source import read_spec
 from blink.region.layout import CqeKind
@@ -39,7 +39,8 @@ _UNREFUSED = """
 import sys
 from blink.cli.main import main
 from blink.engine import boot
-boot.refuse_ranks = lambda config: None
+from blink.engine import gpu_group
+boot.refuse_ranks = gpu_group.refuse_untried = lambda *_: None
 sys.exit(main(sys.argv[1:]))
 """
 PROMPTS = [*make_prompts()[2:5], make_prompts()[7]]
@@ -48,6 +49,7 @@ PROMPTS = [*make_prompts()[2:5], make_prompts()[7]]
 @pytest.fixture(autouse=True)
 def _unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "refuse_ranks", lambda _: None)
+    monkeypatch.setattr(gpu_group, "refuse_untried", lambda *_: None)
 
 
 @pytest.mark.parametrize("name", [*DENSE, *OTHERS])
