@@ -11,6 +11,7 @@
 #pragma once
 
 #include "kernels/args.h"
+#include "kernels/comm/words.cuh"
 #include "kernels/common/ptx.cuh"
 #include "region/platform.h"
 
@@ -27,27 +28,6 @@ struct RankWords {
   unsigned epoch;  // number of the last exchange of the steps that have ended; writer: end_step
   unsigned lost;   // a rank that did not come, plus one; 0: none. The first to miss it tells all
 };
-
-__device__ inline unsigned long long read_clock() {
-  unsigned long long ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-  return ns;
-}
-
-__device__ inline uint4 load_line(const uint4* from) {
-  uint4 line;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
-               : "l"(from)
-               : "memory");
-  return line;
-}
-
-__device__ inline void store_line(uint4* to, uint2 data, unsigned number) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(data.x), "r"(number), "r"(data.y),
-               "r"(number)
-               : "memory");
-}
 
 // One exchange, as a thread takes part in it.
 class Exchange {

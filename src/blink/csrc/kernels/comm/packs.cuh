@@ -2,22 +2,17 @@
 // Numbers of 8 bytes that ranks exchange, in each type, and their sums.
 #pragma once
 
+#include "kernels/comm/words.cuh"
 #include "kernels/common/ptx.cuh"
 
 namespace blink {
-
-constexpr int kThreads = 512;
 
 struct F16 {
   unsigned short bits;
 };
 
 __device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(F16 value) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
-  return wide;
-}
+__device__ inline float to_float(F16 value) { return float_of_half(value.bits); }
 
 template <class T>
 __device__ inline T round_to(float value);
@@ -31,9 +26,7 @@ __device__ inline Bf16 round_to<Bf16>(float value) {
 }
 template <>
 __device__ inline F16 round_to<F16>(float value) {
-  F16 narrow;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
-  return narrow;
+  return {half_of_float(value)};
 }
 
 // The numbers of one line.
