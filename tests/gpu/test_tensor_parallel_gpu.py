@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,23 @@ def test_a_stopped_host_process_changes_no_token(tmp_path: Path) -> None:
             frozen = run_requests(client, 24, 400)
         client.close()
     assert frozen == running
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_reported_within_seconds(tmp_path: Path) -> None:
+    flags = "--num-gpu-blocks-override=4096", "--tensor-parallel-size=2", "--max-num-seqs=8"
+    begin, seconds, reason, status = tmp_path / "begin", 0.0, None, None
+    program = str(Path(__file__).parents[1] / "shared" / "hanging_rank.py"), str(begin)
+    with suppress(AssertionError), run_engine_process(tmp_path, *flags, program=program) as (process, region):
+        client = connect(region, process)
+        run_requests(client, 4, 50)
+        begin.touch()
+        time.sleep(0.1)
+        client.submit(np.arange(10, dtype=np.int32), SamplingParams(max_tokens=100, ignore_eos=True), seed=1)
+        start = time.monotonic()
+        while (reason := client.tick()) is None and seconds < 20:
+            client.drain()
+            seconds = time.monotonic() - start
+        status = process.wait(20)
+    assert reason is not None and "RANK_LOST" in reason
+    assert seconds < 3.5 and status == 1
