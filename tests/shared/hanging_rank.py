@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportOperatorIssue=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """`blink` on several GPUs, of which the second hangs once a file exists: python hanging_rank.py FILE ARGUMENTS."""
 
 from __future__ import annotations
