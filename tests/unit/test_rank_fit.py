@@ -60,7 +60,7 @@ def test_ranks_share_the_weights_and_what_is_left_holds_the_cache() -> None:
     ],
 )
 def test_the_smallest_size_that_fits_is_taken(name: str, room: int, options: dict[str, str], size: int) -> None:
-    assert choose_size(measure(CONFIGS / name, room, **options).values()) == size
+    assert choose_size(measure(CONFIGS / name, room, 8, **options).values()) == size
 
 
 def test_a_model_that_fits_on_none_is_refused() -> None:
