@@ -19,6 +19,7 @@ from blink.kernels.gpu.latent import sizes as latent_sizes
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
+from blink.kernels.operands import LatentSizes
 from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
@@ -106,8 +107,11 @@ def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: in
 
 
 def _offer_latent_attention(model: ModelSites, mixer: Attention, bucket: Bucket) -> Option:
-    refusal = None if mixer.latent is None else latent_sizes.refuses(mixer.latent.rank, mixer.latent.rope)
-    return Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(mixer.heads, model.dtype, bucket))
+    assert mixer.latent is not None
+    sizes = LatentSizes(mixer.heads, mixer.latent.rank, mixer.latent.rope)
+    dtypes = model.dtype, model.kv_dtype
+    refusal = latent_sizes.refuses(sizes.rank, sizes.rope)
+    return Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(sizes, model.block_size, dtypes, bucket))
 
 
 def _require(reason: str | None) -> None:
