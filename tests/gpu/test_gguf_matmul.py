@@ -21,7 +21,7 @@ from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.runner.matmul import linear
-from gguf_blocks import KINDS, Kind, dequantize, make_blocks
+from gguf_blocks import GPU_KINDS, KINDS, Kind, dequantize, make_blocks
 from gguf_conversion import convert
 from model_driver import Driver, compute_decoded_logits
 from triton_interpreter import IS_INTERPRETED, large
@@ -51,7 +51,7 @@ MODEL: dict[str, Any] = {
     "eos_token_id": 7,
 }
 
-kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+kinds = pytest.mark.parametrize("kind", GPU_KINDS, ids=lambda kind: kind.name)
 
 
 def make_weight(

@@ -22,7 +22,7 @@ from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.gguf_file import GgufTensor
 from blink.models.weights.source import read_spec
 from blink.models.weights.target import WeightTarget
-from gguf_blocks import KINDS, Kind, make_blocks
+from gguf_blocks import GPU_KINDS, Kind, make_blocks
 from gguf_conversion import convert
 
 pytest.importorskip("triton")
@@ -40,7 +40,7 @@ def pack(kind: Kind, rows: int, columns: int) -> PlanarGgufWeight:
     return pack_gguf([blocks], columns, CPU, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", GPU_KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("blocks", [1, 8, 9])
 def test_planes_take_the_bytes_that_are_announced(kind: Kind, blocks: int) -> None:
     columns = blocks * gguf.GGML_QUANT_SIZES[kind][0]
@@ -74,7 +74,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
-    keep = KeepBlocks(functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16), takes_experts=False)
+    keep = KeepBlocks(functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16), GPU)
     spec = read_spec(mixtral)
     target = WeightTarget(CPU, torch.bfloat16, lambda _: None)
     decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()

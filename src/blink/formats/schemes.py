@@ -29,6 +29,7 @@ class FormatId(Enum):
     Q4_1 = "Q4_1", 4, 3
     Q8_0 = "Q8_0", 8, 8
     Q4_K = "Q4_K", 4, 12
+    Q5_K = "Q5_K", 5, 13
     Q6_K = "Q6_K", 6, 14
 
     def __init__(self, tag: str, bits: int, ggml: int = -1) -> None:
@@ -75,7 +76,8 @@ INT4 = Encoding(FormatId.INT4, grouped=True)
 
 # Bytes of what formats/gguf.py makes of a block, by ggml's numbers: K-quants get whole bytes for scales of 6 bits, and
 # words for those of 16; other blocks stay as large as they are.
-PLANAR_BLOCK_BYTES: Mapping[int, int] = {FormatId.Q4_K.ggml: 148, FormatId.Q6_K.ggml: 212}
+PLANAR_BLOCK_BYTES: Mapping[int, int] = {FormatId.Q4_K.ggml: 148, FormatId.Q5_K.ggml: 180, FormatId.Q6_K.ggml: 212}
+GGUF_ON_GPU = frozenset(one.ggml for one in FormatId if one.ggml >= 0)  # of what a GPU multiplies with as it is
 
 
 @dataclass(frozen=True, slots=True)

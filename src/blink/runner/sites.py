@@ -81,7 +81,7 @@ def expected_sites(
 ) -> ModelSites:
     """Describe a model on a GPU by its description: as if all matrices were quantized that may be.
 
-    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices but experts are quantized in a GGUF file.
+    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices are quantized in a GGUF file.
     """
     scheme = spec.quantization or (FP8_ROWS if fp8 else None)
     of_layers = None if scheme is not None and scheme.experts_only else scheme
@@ -110,6 +110,8 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
     encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
     is_plain = mlp.activation == "silu" and not mlp.biases
+    if expect is _expect_gguf:
+        encoding = None  # one of many
     experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
     router = _expect(None, mlp.experts, hidden)
     if not mlp.router.is_plain:

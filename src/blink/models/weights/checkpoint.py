@@ -17,6 +17,7 @@ from blink.errors import ConfigError
 from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
+from blink.formats.gguf_experts import GgufExperts, pack_experts
 from blink.kernels.cpu.gguf_weight import GgufWeight
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
@@ -69,7 +70,12 @@ class KeepBlocks:
     """How matrices stay quantised: what makes a weight of rows as a file holds them, and of a number of columns."""
 
     make: Callable[[Sequence[GgufRows], int], QuantizedEmbedding]
-    takes_experts: bool
+    device: torch.device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Tell whether matrices stay on a GPU, where those of all experts form one weight."""
+        return self.device.type != "cpu"
 
 
 class StoredRows(NamedTuple):
@@ -79,7 +85,7 @@ class StoredRows(NamedTuple):
     columns: int
 
 
-KEEP_ON_CPU = KeepBlocks(GgufWeight, takes_experts=True)
+KEEP_ON_CPU = KeepBlocks(GgufWeight, torch.device("cpu"))
 
 
 class GgufCheckpoint:
@@ -131,23 +137,44 @@ class GgufCheckpoint:
     def count_block(self) -> int:
         """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""
         tensors = (tensor for name, tensor in self._file.tensors.items() if _BY_COLUMNS.search(name))
-        kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized}
+        on_gpu = self._keep is not None and self._keep.on_gpu
+        kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized(on_gpu=on_gpu)}
         return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1)
 
     def read_rows(self, names: Sequence[str]) -> StoredRows | None:
         """Return matrices that check() has found, as stored; None: they have to be filled."""
         places = [self._places.find(name) for name in names]
-        tensors = [self._file.tensors[place.stored] for place in places]
-        if self._keep is None or not all(map(_can_stay, tensors, places)):
+        if self._keep is None or not self._can_stay(places):
             return None
-        if not self._keep.takes_experts and any(place.expert is not None for place in places):
+        if self._keep.on_gpu and any(place.expert is not None for place in places):
             return None
+        return StoredRows(self._read_parts(places), self._file.tensors[places[0].stored].shape[-1])
+
+    def read_experts(
+        self, names: Sequence[Sequence[str]], shape: tuple[int, int, int], allocate: Callable[..., Tensor]
+    ) -> GgufExperts | None:
+        """Return matrices of all experts, each expert's one below the other, as a GPU keeps them; None: it does not.
+
+        shape: experts, rows and columns; allocate: takes a shape and a dtype.
+        """
+        places = [[self._places.find(name) for name in own] for own in names]
+        if self._keep is None or not self._keep.on_gpu or not self._can_stay(places[0]):
+            return None
+        return pack_experts(map(self._read_parts, places), shape, self._keep.device, allocate)
+
+    def _can_stay(self, places: Sequence[Place]) -> bool:
+        assert self._keep is not None
+        tensors = (self._file.tensors[place.stored] for place in places)
+        return all(_can_stay(tensor, place, self._keep) for tensor, place in zip(tensors, places, strict=True))
+
+    def _read_parts(self, places: Sequence[Place]) -> list[GgufRows]:
+        """Return matrices as stored."""
         parts: list[GgufRows] = []
-        for place, tensor in zip(places, tensors, strict=True):
+        for place in places:
             # A copy: a file that is mapped may shrink, which would end the process.
             rows = torch.from_numpy(self._file.read_rows(place.stored, place.expert).copy())
-            parts.append(GgufRows(int(tensor.kind), _reorder(rows, place)))
-        return StoredRows(parts, tensors[0].shape[-1])
+            parts.append(GgufRows(int(self._file.tensors[place.stored].kind), _reorder(rows, place)))
+        return parts
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Return all tensors by their names in the file, one entry of the first dimension after the other."""
@@ -156,12 +183,10 @@ class GgufCheckpoint:
                 yield name, torch.from_numpy(self._file.read_tensor(name, entry))
 
 
-def _can_stay(tensor: GgufTensor, place: Place) -> bool:
+def _can_stay(tensor: GgufTensor, place: Place, keep: KeepBlocks) -> bool:
     """Tell whether a matrix can stay quantised: no block of it may hold columns of two heads that are to be moved."""
-    if place.heads is None:
-        return tensor.can_stay_quantized
-    size = tensor.shape[-1] // len(place.heads)
-    return tensor.can_stay_quantized and size % gguf.GGML_QUANT_SIZES[tensor.kind][0] == 0
+    is_whole = place.heads is None or tensor.shape[-1] // len(place.heads) % gguf.GGML_QUANT_SIZES[tensor.kind][0] == 0
+    return is_whole and tensor.can_stay_quantized(on_gpu=keep.on_gpu)
 
 
 def _reorder(values: Tensor, place: Place) -> Tensor:

@@ -223,7 +223,7 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     from blink.kernels.gpu.gemm.gguf_weight import pack_gguf
 
-    return KeepBlocks(functools.partial(pack_gguf, device=device, dtype=dtype), takes_experts=False)
+    return KeepBlocks(functools.partial(pack_gguf, device=device, dtype=dtype), device)
 
 
 def _open_checkpoint(

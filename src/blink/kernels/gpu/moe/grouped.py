@@ -17,8 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, PackedExperts, find_encoding, split_experts
+from blink.formats.gguf_experts import GgufExperts
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.gemm.dequantize import dequantize_fp8
+from blink.kernels.gpu.moe.grouped_gguf import multiply_gguf_experts
 from blink.kernels.gpu.moe.grouped_packed import multiply_packed
 from blink.kernels.gpu.moe.routing import Routes, find_tile, route
 from blink.kernels.gpu.pdl import launch_options, start_pdl
@@ -134,6 +136,12 @@ def multiply_grouped(
     columns or twice as many]. pdl: whether the kernel may start before the one in front of it has ended; needs
     a GPU from Hopper on.
     """
+    if isinstance(weight, GgufExperts):
+        assert bias is None
+        multiply_gguf_experts(
+            x, weight, routes, result, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl
+        )
+        return
     if (encoding := find_encoding(weight)) is not None and encoding.grouped:
         multiply_packed(
             x, cast("PackedExperts", weight), routes, result,
