@@ -39,7 +39,7 @@ def make_experts(kinds: Sequence[Kind], count: int, rows: int, columns: int) -> 
         experts.append([GgufRows(int(kind), torch.from_numpy(part)) for kind, part in zip(kinds, parts, strict=True)])
         values.append(torch.cat([dequantize(part, kind) for kind, part in zip(kinds, parts, strict=True)]))
     shape = (count, rows * len(kinds), columns)
-    found = pack_experts(experts, shape, DEVICE, functools.partial(torch.empty, device=DEVICE))
+    found = pack_experts(experts, shape, functools.partial(torch.empty, device=DEVICE), DEVICE)
     return found, torch.stack(values).to(DEVICE)
 
 

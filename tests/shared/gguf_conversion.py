@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from benchmark_programs import load_benchmark
 from blink.models.families import FAMILIES
-from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet
-from blink.models.mlps import DenseMlp, MoeMlp
+from blink.models.layers import Attention, GatedDeltaNet
+from blink.models.mlps import MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize
@@ -52,22 +53,14 @@ def convert(
     kinds: types of the matrices, in turn; what has no whole blocks stays float32. variant: "joined" for experts' gates
     and ups in one tensor, "grouped" for qwen3next as it was first, "drafts" for a layer more than the model's.
     """
-    attention, mlp = spec.attentions[0], spec.layers[0].mlp
+    attention = spec.attentions[0]
     weights, num_drafts = read_weights(directory, spec, variant), int(variant == "drafts")
     names = gguf.get_tensor_name_map(arch, spec.num_layers + num_drafts)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(spec.num_layers + num_drafts)
     if num_drafts:
         writer.add_nextn_predict_layers(num_drafts)
-    writer.add_context_length(spec.max_model_len)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(mlp.size)
-    writer.add_head_count(attention.heads)
-    writer.add_head_count_kv(attention.kv_heads)
-    writer.add_key_length(attention.head_dim)
-    writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
-    writer.add_rope_freq_base(_last(spec).rope.theta)
-    writer.add_rope_dimension_count(attention.rope.rotary_dim)
+    load_benchmark("gguf_header").add_sizes(writer, spec)
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_eos_token_id(7)
     add_options(writer, spec)
@@ -118,17 +111,6 @@ def split_shared_mlp(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
         else:
             found[name.replace("shared_mlp.output_linear", "mlp.down_proj")] = value
     return found
-
-
-def add_mixture(writer: gguf.GGUFWriter, mlp: DenseMlp | MoeMlp) -> None:
-    """Write the sizes of a mixture of experts, if it is one."""
-    if not isinstance(mlp, MoeMlp):
-        return
-    writer.add_expert_count(mlp.experts)
-    writer.add_expert_used_count(mlp.router.top_k)
-    writer.add_expert_feed_forward_length(mlp.size)
-    if mlp.shared_size:
-        writer.add_expert_shared_feed_forward_length(mlp.shared_size)
 
 
 def stack_experts(weights: dict[str, torch.Tensor], spec: ModelSpec, count: int, *, joined: bool) -> None:
@@ -191,15 +173,6 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     """Write what a family adds, under the names that llama.cpp's converter uses."""
     attention = _last(spec)
     rope = attention.rope
-    add_mixture(writer, spec.layers[0].mlp)
-    recurrent = spec.layers[0].mixer.recurrence
-    if isinstance(recurrent, GatedDeltaNet):
-        writer.add_ssm_conv_kernel(CONV_WIDTH)
-        writer.add_ssm_state_size(recurrent.k_dim)
-        writer.add_ssm_group_count(recurrent.k_heads)
-        writer.add_ssm_time_step_rank(recurrent.v_heads)
-        writer.add_ssm_inner_size(recurrent.out_size)
-        writer.add_full_attention_interval(4)
     if window := max(attention.window for attention in spec.attentions):
         writer.add_sliding_window(window)
     if attention.softcap:

@@ -14,7 +14,9 @@ from blink.cli import model_fit
 from blink.cli.torch_probe import Gpu, TorchReport
 from blink.formats.base import matrix_of
 from blink.formats.gguf import GgufRows
+from blink.formats.gguf_experts import GgufExperts, pack_experts
 from blink.formats.layouts import Layout
+from blink.formats.schemes import FormatId
 from blink.models.layer_weights import MoeWeights
 from blink.models.weights import loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
@@ -73,14 +75,19 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model.gguf"
 
 
-def test_a_gpu_gets_planes_of_all_but_experts(mixtral: Path) -> None:
-    keep = KeepBlocks(functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16), GPU)
+def test_a_gpu_gets_planes_of_all_matrices(mixtral: Path) -> None:
+    make = functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16)
+    keep = KeepBlocks(make, functools.partial(pack_experts, device=CPU))
     spec = read_spec(mixtral)
     target = WeightTarget(CPU, torch.bfloat16, lambda _: None)
     decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()
     layer = decoder.layers[0]
     assert all(isinstance(w, PlanarGgufWeight) for w in (decoder.embedding, decoder.lm_head, layer.qkv, layer.output))
-    assert isinstance(layer.mlp, MoeWeights) and isinstance(layer.mlp.gate_up, torch.Tensor)
+    assert isinstance(layer.mlp, MoeWeights)
+    assert isinstance(layer.mlp.gate_up, GgufExperts) and isinstance(layer.mlp.down, GgufExperts)
+    gate, up = (part.codes for part in layer.mlp.gate_up.parts)
+    assert gate.shape == up.shape == (2, 1, 96, 64 if layer.mlp.gate_up.parts[0].format is FormatId.Q8_0 else 32)
+    assert layer.mlp.gate_up.shape == (2, 192, 64) and layer.mlp.down.shape == (2, 64, 96)
     assert decoder.dtype == torch.bfloat16 and matrix_of(layer.qkv).layout is Layout.GGUF
     assert decoder.num_weight_bytes == model_fit._count_gguf(mixtral, spec, 2).total
 
@@ -100,7 +107,7 @@ def test_gpus_that_multiply_bfloat16_keep_matrices_quantised(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     keep = loader._keep_blocks(GPU, dtype)
     assert (keep is not None) == is_kept
-    assert keep is None or not keep.takes_experts
+    assert keep is None or keep.on_gpu
 
 
 @pytest.mark.parametrize("capability", [(9, 0), (7, 5)])

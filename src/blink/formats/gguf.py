@@ -41,8 +41,8 @@ class GgufArrays:
     codes: Tensor  # uint8 [units, rows, 32, or of Q8_0 64]
     words: Tensor  # int32 [units, rows], of Q4_1 [2 * units, rows]: scales, or scales and offsets, of a unit's groups
     tops: Tensor | None = None  # int32 [blocks, rows]: what these are multiplied by, as float16, the scales' half first
-    # uint8 [units, rows, 16]: of Q6_K, two more bits for numbers 16, 32 and 48 apart; of Q5_K [units, rows, 8]: one more
-    # bit for pairs that share a byte of codes, 8, 16 and 24 bytes apart
+    # uint8 [units, rows, 16]: of Q6_K, two more bits for numbers 16, 32 and 48 apart; of Q5_K [units, rows, 8]: one
+    # more bit for both numbers of bytes 8, 16 and 24 apart
     high: Tensor | None = None
 
     @property

@@ -37,28 +37,28 @@ class GgufExperts:
 def pack_experts(
     experts: Iterable[Sequence[GgufRows]],
     shape: tuple[int, int, int],
-    device: torch.device,
     allocate: Callable[..., Tensor],
+    device: torch.device,
 ) -> GgufExperts:
-    """Take the matrices of all experts apart on a device; experts: of each the parts, in the same formats as the first's.
+    """Take the matrices of all experts apart on a device.
 
-    shape: as GgufExperts has it; allocate: takes a shape and a dtype.
+    experts: of each the parts, in the same formats as the first's; shape: as GgufExperts has it; allocate: takes a
+    shape and a dtype.
     """
-    count, rows, columns = shape
+    count, rows, _ = shape
     parts: list[GgufArrays] = []
     start, remaining = 0, iter(experts)
     while some := list(itertools.islice(remaining, max(1, _ROWS_AT_ONCE // rows))):
         for index, of_part in enumerate(zip(*some, strict=True)):
             blocks = torch.cat([own.blocks for own in of_part])
             found = pack_rows(FormatId.of_ggml(of_part[0].format), [blocks], device)
-            stacked = found.change(lambda array, n=len(some): array.unflatten(1, (n, -1)).transpose(0, 1))
+            height = rows // len(some[0])
+            stacked = found.change(lambda array, height=height: array.unflatten(1, (-1, height)).transpose(0, 1))
             if start == 0:
-                parts.append(
-                    stacked.change(lambda array: allocate(count, *array.shape[1:], dtype=array.dtype)),
-                )
+                parts.append(stacked.change(lambda array: allocate(count, *array.shape[1:], dtype=array.dtype)))
             _store(parts[index], start, stacked)
         start += len(some)
-    assert start == count and columns
+    assert start == count
     return GgufExperts(shape, tuple(parts))
 
 

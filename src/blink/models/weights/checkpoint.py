@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,7 +17,7 @@ from blink.errors import ConfigError
 from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
-from blink.formats.gguf_experts import GgufExperts, pack_experts
+from blink.formats.gguf_experts import GgufExperts
 from blink.kernels.cpu.gguf_weight import GgufWeight
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
@@ -65,17 +65,21 @@ class Checkpoint(Protocol):
         ...
 
 
+_MakeExperts = Callable[[Iterable[Sequence[GgufRows]], tuple[int, int, int], Callable[..., Tensor]], GgufExperts]
+
+
 @dataclass(frozen=True, slots=True)
 class KeepBlocks:
     """How matrices stay quantised: what makes a weight of rows as a file holds them, and of a number of columns."""
 
     make: Callable[[Sequence[GgufRows], int], QuantizedEmbedding]
-    device: torch.device
+    # On a GPU, what makes one weight of all experts' rows, a shape and what allocates; None: each matrix is a weight.
+    make_experts: _MakeExperts | None
 
     @property
     def on_gpu(self) -> bool:
-        """Tell whether matrices stay on a GPU, where those of all experts form one weight."""
-        return self.device.type != "cpu"
+        """Tell whether matrices stay on a GPU."""
+        return self.make_experts is not None
 
 
 class StoredRows(NamedTuple):
@@ -85,7 +89,7 @@ class StoredRows(NamedTuple):
     columns: int
 
 
-KEEP_ON_CPU = KeepBlocks(GgufWeight, torch.device("cpu"))
+KEEP_ON_CPU = KeepBlocks(GgufWeight, None)
 
 
 class GgufCheckpoint:
@@ -158,9 +162,9 @@ class GgufCheckpoint:
         shape: experts, rows and columns; allocate: takes a shape and a dtype.
         """
         places = [[self._places.find(name) for name in own] for own in names]
-        if self._keep is None or not self._keep.on_gpu or not self._can_stay(places[0]):
+        if self._keep is None or self._keep.make_experts is None or not self._can_stay(places[0]):
             return None
-        return pack_experts(map(self._read_parts, places), shape, self._keep.device, allocate)
+        return self._keep.make_experts(map(self._read_parts, places), shape, allocate)
 
     def _can_stay(self, places: Sequence[Place]) -> bool:
         assert self._keep is not None
@@ -286,7 +290,7 @@ class DummyCheckpoint:
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._device = device
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""
@@ -295,11 +299,11 @@ class DummyCheckpoint:
         if name.endswith("norm.weight"):
             target.fill_(1)
         elif target.device.type == self._device.type and (target.device.index or 0) == (self._device.index or 0):
-            target.normal_(std=0.02, generator=self._generator)
+            target.normal_(std=0.02, generator=self.generator)
         else:  # which draws faster than the host
             for rows in target.split(_DRAWN_ROWS):
                 drawn = torch.empty_like(rows, device=self._device)
-                rows.copy_(drawn.normal_(std=0.02, generator=self._generator))
+                rows.copy_(drawn.normal_(std=0.02, generator=self.generator))
 
     def read_quantized(self, names: Sequence[str]) -> None:
         """Fill all."""

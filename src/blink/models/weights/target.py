@@ -52,7 +52,7 @@ class WeightTarget:
     def read_experts(
         self, checkpoint: Checkpoint, names: Sequence[Sequence[str]], rows: int, columns: int
     ) -> GgufExperts | None:
-        """Return matrices of these names, each expert's one below the other, which stay quantised; None: they must not."""
+        """Return experts' matrices, each one's below each other, as one weight that stays quantised; None: as above."""
         shape, source = (len(names), rows, columns), checkpoint.stored_rows
         experts = None if source is None else source.read_experts(names, shape, self.allocate)
         if experts is not None:

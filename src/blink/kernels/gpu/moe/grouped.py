@@ -138,9 +138,7 @@ def multiply_grouped(
     """
     if isinstance(weight, GgufExperts):
         assert bias is None
-        multiply_gguf_experts(
-            x, weight, routes, result, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl
-        )
+        multiply_gguf_experts(x, weight, routes, result, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl)
         return
     if (encoding := find_encoding(weight)) is not None and encoding.grouped:
         multiply_packed(

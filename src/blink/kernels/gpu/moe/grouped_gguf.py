@@ -39,9 +39,7 @@ class GgufExpertTiling:
     num_stages: int
 
 
-def choose_gguf_expert_tiling(
-    num_pairs: int, num_experts: int, columns: int, *, is_gated: bool
-) -> GgufExpertTiling:
+def choose_gguf_expert_tiling(num_pairs: int, num_experts: int, columns: int, *, is_gated: bool) -> GgufExpertTiling:
     """Choose a tile that suits the mean number of pairs per expert; its columns divide the GEMM's."""
     mean = num_pairs / num_experts
     if mean <= 8:
