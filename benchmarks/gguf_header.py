@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from blink.models.families import FAMILIES
+from blink.models.latent import Latent
 from blink.models.layers import CONV_WIDTH
+from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.source import read_spec
@@ -91,11 +93,9 @@ def add_sizes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     if attention.rope is not None:
         writer.add_rope_dimension_count(attention.rope.rotary_dim)
     if mlp.mixture is not None:
-        writer.add_expert_count(mlp.mixture.experts)
-        writer.add_expert_used_count(mlp.mixture.router.top_k)
-        writer.add_expert_feed_forward_length(mlp.mixture.size)
-        if mlp.mixture.shared_size:
-            writer.add_expert_shared_feed_forward_length(mlp.mixture.shared_size)
+        _add_mixture(writer, spec, mlp.mixture)
+    if attention.latent is not None:
+        _add_latent(writer, attention.latent)
     recurrence = spec.layers[0].mixer.recurrence
     if recurrence is not None and recurrence.delta_net is not None:
         writer.add_ssm_conv_kernel(CONV_WIDTH)
@@ -104,6 +104,34 @@ def add_sizes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
         writer.add_ssm_time_step_rank(recurrence.delta_net.v_heads)
         writer.add_ssm_inner_size(recurrence.delta_net.out_size)
         writer.add_full_attention_interval(4)
+
+
+def _add_mixture(writer: gguf.GGUFWriter, spec: ModelSpec, mlp: MoeMlp) -> None:
+    router, names = mlp.router, FAMILIES[spec.architecture].experts
+    writer.add_expert_count(mlp.experts)
+    writer.add_expert_used_count(router.top_k)
+    writer.add_expert_feed_forward_length(mlp.size)
+    if names is None or not names.shared_count:
+        if mlp.shared_size:
+            writer.add_expert_shared_feed_forward_length(mlp.shared_size)
+        return
+    writer.add_expert_shared_count(mlp.shared_size // mlp.size)
+    kinds = gguf.ExpertGatingFuncType
+    writer.add_expert_gating_func(kinds.SIGMOID if router.score == "sigmoid" else kinds.SOFTMAX)
+    writer.add_expert_weights_norm(router.renormalize)
+    writer.add_expert_weights_scale(router.scale)
+    writer.add_expert_group_count(router.groups)
+    writer.add_expert_group_used_count(router.top_groups)
+    writer.add_leading_dense_block_count(sum(layer.mlp.mixture is None for layer in spec.layers))
+
+
+def _add_latent(writer: gguf.GGUFWriter, latent: Latent) -> None:
+    if latent.query_rank:
+        writer.add_q_lora_rank(latent.query_rank)
+    writer.add_kv_lora_rank(latent.rank)
+    writer.add_value_length(latent.rank)
+    writer.add_key_length_mla(latent.query)
+    writer.add_value_length_mla(latent.value)
 
 
 def write_header(spec: ModelSpec, path: Path, kind: Kind | None) -> int:

@@ -107,10 +107,12 @@ class GgufCheckpoint:
         self.stored_rows: GgufCheckpoint | None = None if keep is None else self
 
     def check(self, name: str, shape: Sequence[int]) -> None:
+        if parts := self._places.find_expansion(name):
+            for stored, sizes in parts.items():
+                _check_shape(self._find_shape(stored), sizes, f"{self._file.path}: '{stored}'")
+            return
         place = self._places.find(name)
-        if place.stored not in self._file.tensors:
-            raise ConfigError(f"{self._file.path} has no tensor '{place.stored}'; download or convert the model again.")
-        found = self._file.tensors[place.stored].shape
+        found = self._find_shape(place.stored)
         if place.expert is not None:
             if place.expert >= found[0]:
                 raise ConfigError(
@@ -122,7 +124,16 @@ class GgufCheckpoint:
         found, wanted = (tuple(size for size in sizes if size != 1) for sizes in (found, wanted))
         _check_shape(found, wanted, f"{self._file.path}: '{place.stored}'")
 
+    def _find_shape(self, stored: str) -> tuple[int, ...]:
+        if stored not in self._file.tensors:
+            raise ConfigError(f"{self._file.path} has no tensor '{stored}'; download or convert the model again.")
+        return self._file.tensors[stored].shape
+
     def fill(self, name: str, target: Tensor) -> None:
+        if parts := self._places.find_expansion(name):
+            keys, values = (torch.from_numpy(self._file.read_tensor(stored)) for stored in parts)
+            target.copy_(torch.cat((keys.transpose(1, 2), values), 1).view(target.shape))
+            return
         place = self._places.find(name)
         values = _reorder(torch.from_numpy(self._file.read_tensor(place.stored, place.expert)), place)
         if name.endswith(".A_log"):  # files have -exp() of it
