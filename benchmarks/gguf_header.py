@@ -54,7 +54,7 @@ class Names:
     def fill(self, name: str, target: Tensor) -> None:
         """Leave it as it is."""
 
-    def read_quantized(self, names: Sequence[str]) -> None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> None:
         """Fill all."""
 
 

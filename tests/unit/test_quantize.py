@@ -244,7 +244,7 @@ class OneMatrix:
         del name
         target.copy_(self._weight)
 
-    def read_quantized(self, names: object) -> None:
+    def read_quantized(self, names: object, order: object = None) -> None:
         pass
 
 

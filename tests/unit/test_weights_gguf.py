@@ -73,7 +73,7 @@ ROUTED: dict[str, Any] = {
     "num_hidden_layers": 3,
     "n_routed_experts": 8,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
+    "moe_intermediate_size": 64,
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5,
@@ -85,7 +85,7 @@ LATENT: dict[str, Any] = {
     **ROUTED,
     "num_key_value_heads": 4,
     "kv_lora_rank": 32,
-    "q_lora_rank": 48,
+    "q_lora_rank": 64,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 24,
@@ -250,6 +250,7 @@ def test_a_converted_model_gives_the_tokens_of_the_original(
         # Joined matrices; one format that has no kernels.
         pytest.param("phi3", (Kind.Q4_0, Kind.Q5_0), marks=pytest.mark.long),
         ("mixtral", (Kind.Q8_0,)),  # experts
+        ("deepseek_v3", (Kind.Q8_0,)),  # latent attention, whose rows are moved; experts of sigmoids
         ("qwen3_5_text", (Kind.Q8_0, Kind.Q4_0)),  # value heads of a whole block: their columns can be moved
         # Experts of 48 columns, which stay float32.
         pytest.param("qwen3_moe", (Kind.Q4_1,), marks=pytest.mark.long),

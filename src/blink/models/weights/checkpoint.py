@@ -60,8 +60,11 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
-        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled."""
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
+        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled.
+
+        order: which rows of each to take; None: all, as they are.
+        """
         ...
 
 
@@ -140,13 +143,18 @@ class GgufCheckpoint:
             values = values.neg().log()
         target.copy_(values.view(target.shape))
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
         found = self.read_rows(names)
-        return None if found is None else self.keep(*found)
+        return None if found is None else self.keep(*found, order)
 
-    def keep(self, parts: Sequence[GgufRows], columns: int) -> QuantizedEmbedding:
-        """Return a weight of what read_rows() has returned, or of parts of it."""
+    def keep(
+        self, parts: Sequence[GgufRows], columns: int, order: Sequence[Tensor] | None = None
+    ) -> QuantizedEmbedding:
+        """Return a weight of what read_rows() has returned, or of parts of it; order: which rows of each."""
         assert self._keep is not None
+        if order is not None:
+            pairs = zip(parts, order, strict=True)
+            parts = [GgufRows(part.format, part.blocks[rows].contiguous()) for part, rows in pairs]
         return self._keep.make(parts, columns)
 
     def count_block(self) -> int:
@@ -272,7 +280,7 @@ class SafetensorsCheckpoint:
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
         return values
 
-    def read_quantized(self, names: Sequence[str]) -> None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> None:
         """Fill all."""
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
@@ -316,7 +324,7 @@ class DummyCheckpoint:
                 drawn = torch.empty_like(rows, device=self._device)
                 rows.copy_(drawn.normal_(std=0.02, generator=self.generator))
 
-    def read_quantized(self, names: Sequence[str]) -> None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> None:
         """Fill all."""
 
 

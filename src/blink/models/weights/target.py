@@ -42,9 +42,14 @@ class WeightTarget:
                 "End what holds the rest, or use a smaller model."
             ) from error
 
-    def read_quantized(self, checkpoint: Checkpoint, *names: str) -> QuantizedEmbedding | None:
-        """Return the checkpoint's matrices of these names as one weight that stays quantised; None: they must not."""
-        weight = checkpoint.read_quantized(names)
+    def read_quantized(
+        self, checkpoint: Checkpoint, *names: str, order: Sequence[Tensor] | None = None
+    ) -> QuantizedEmbedding | None:
+        """Return the checkpoint's matrices of these names as one weight that stays quantised; None: they must not.
+
+        order: which rows of each to take; None: all, as they are.
+        """
+        weight = checkpoint.read_quantized(names, order)
         if weight is not None:
             self.advance(weight.shape[0] * weight.shape[1])
         return weight
