@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from blink.formats.gguf import GgufRows
-from blink.formats.gguf_experts import GgufExperts, pack_experts
+from blink.formats.gguf_experts import GgufExperts, pack_experts, stack_experts
+from blink.formats.int4_arrays import pack_small_groups
 from blink.kernels.cpu import moe as cpu_moe
 from gguf_blocks import GPU_KINDS, Kind, dequantize, quantize
 from triton_interpreter import IS_INTERPRETED, large
@@ -22,6 +23,7 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
 
 from blink.kernels.gpu.moe import grouped as gpu_moe
 from blink.kernels.gpu.moe.grouped_gguf import GgufExpertTiling, multiply_gguf_experts
+from test_gguf_matmul import draw_int4
 
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 DTYPE = torch.float32 if IS_INTERPRETED else torch.bfloat16
@@ -117,6 +119,36 @@ def test_any_tile_gives_the_product(kind: Kind, tiling: GgufExpertTiling) -> Non
     multiply_gguf_experts(x, experts, routes, found, pairs_per_row=1, activation=None, tiling=tiling)
     expected = torch.einsum("rk,rnk->rn", x.double(), values.to(DTYPE).double()[chosen])
     assert error(found, expected) < LIMIT
+
+
+def test_experts_may_be_multiplied_by_factors() -> None:
+    """Of formats with one scale of a group, and with a scale of its groups' scales."""
+    torch.manual_seed(3)
+    factors = torch.tensor([2.0, 4.0], device=DEVICE)
+    for kind in (Kind.Q8_0, Kind.Q4_1, Kind.Q4_K, Kind.Q6_K):
+        experts, values = make_experts([kind], 2, 16, 256)
+        experts.multiply(factors)
+        x, chosen = torch.randn(2, 256, device=DEVICE).to(DTYPE), torch.tensor([0, 1], device=DEVICE)
+        logits = torch.nn.functional.one_hot(chosen, 2).to(DTYPE)
+        routes = gpu_moe.route(logits, torch.tensor([2], dtype=torch.int32, device=DEVICE), 1)
+        found = torch.empty(2, 16, device=DEVICE, dtype=DTYPE)
+        multiply_gguf_experts(x, experts, routes, found, pairs_per_row=1, activation=None)
+        assert error(found, torch.einsum("rk,rnk->rn", x.double(), values.double() * factors[:, None, None])) < LIMIT
+
+
+def test_experts_of_small_groups_stay_4_bits() -> None:
+    """As a loader stacks them, expert by expert."""
+    shape, matrices = (3, 2 * 32, 128), [[draw_int4(32, 128, 32) for _ in range(2)] for _ in range(3)]
+    arrays = ([pack_small_groups(part) for part in parts] for parts in matrices)
+    experts = stack_experts(arrays, shape, functools.partial(torch.empty, device=DEVICE))
+    values = torch.stack([torch.cat([part.dequantize(torch.float32) for part in parts]) for parts in matrices])
+    assert experts.nbytes == values.numel() * 5 / 8
+    down, down_values = make_experts([Kind.Q8_0], 3, 128, 32)
+    x, logits = torch.randn(4, 128, device=DEVICE).to(DTYPE), torch.randn(4, 3, device=DEVICE).to(DTYPE)
+    count = torch.tensor([4], dtype=torch.int32, device=DEVICE)
+    found = gpu_moe.moe(x, logits, experts, down, count, top_k=2, renormalize=True)
+    expected = cpu_moe.moe(x.float(), logits.float(), values, down_values, top_k=2, renormalize=True)
+    assert error(found, expected) < max(LIMIT, 2e-3)
 
 
 def test_experts_take_the_bytes_of_their_arrays() -> None:

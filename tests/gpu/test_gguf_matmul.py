@@ -15,6 +15,8 @@ from torch import Tensor
 from blink.config import ModelConfig
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
+from blink.formats.int4_arrays import pack_small_groups
+from blink.formats.matrix import QuantizedMatrix
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import list_weights
 from blink.models.weights.gguf_file import GgufFile
@@ -100,6 +102,26 @@ def test_products_equal_those_of_the_dequantised_weight(kind: Kind, rows: int) -
         weight, values = make_weight([(kind, columns)], depth)
         x = draw(rows, depth)
         check(linear(x, weight), x, values)
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_small_groups_of_4_bits_stay_4_bits(group: int) -> None:
+    """Within what rounding their offsets to float16 takes: a small part of a step between numbers."""
+    matrix = draw_int4(21, 192 if group == 64 else 160, group)
+    arrays = pack_small_groups(matrix)
+    weight = PlanarGgufWeight([arrays], matrix.values.shape[1], torch.float32)
+    steps = matrix.scales.repeat_interleave(group, 1)
+    assert bool(((weight.dequantize() - matrix.dequantize(torch.float32)).abs() <= steps / 128).all())
+    x = torch.randn(3, weight.shape[1], device=DEVICE)
+    torch.testing.assert_close(linear(x, weight), x @ weight.dequantize().T, rtol=1e-4, atol=1e-4)
+
+
+def draw_int4(rows: int, columns: int, group: int) -> QuantizedMatrix:
+    torch.manual_seed(group)
+    size = (rows, columns // group)
+    scales = (0.01 * torch.rand(size, device=DEVICE) + 1e-3).half().float()
+    codes, zeros = (torch.randint(16, shape, dtype=torch.uint8, device=DEVICE) for shape in ((rows, columns), size))
+    return QuantizedMatrix(codes, scales, zeros)
 
 
 @large

@@ -12,20 +12,23 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from blink.cli import model_fit
 from blink.cli.torch_probe import Gpu, TorchReport
+from blink.config import ModelConfig
 from blink.formats.base import matrix_of
 from blink.formats.gguf import GgufRows
 from blink.formats.gguf_experts import GgufExperts, pack_experts
 from blink.formats.layouts import Layout
 from blink.formats.schemes import FormatId
 from blink.models.layer_weights import MoeWeights
-from blink.models.weights import loader
+from blink.models.weights import loader, packed_loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.gguf_file import GgufTensor
 from blink.models.weights.source import read_spec
 from blink.models.weights.target import WeightTarget
+from blink.runner.sites import expected_sites, sites_of
 from gguf_blocks import GPU_KINDS, Kind, make_blocks
 from gguf_conversion import convert
+from quantized_checkpoints import write_checkpoints
 
 pytest.importorskip("triton")
 
@@ -118,3 +121,26 @@ def test_doctor_counts_what_a_gpu_keeps(
     monkeypatch.setattr(model_fit, "probe_torch", lambda: report)
     found = {finding.subject: finding.text for finding in model_fit.examine_given_model(str(mixtral))}
     assert ("stay as they are stored" in found["precision"]) == (capability >= (8, 0))
+
+
+@pytest.mark.parametrize("scheme", ["awq-64", "gptq-32", "packed-64"])
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_gpu_keeps_small_groups_of_4_bits(
+    scheme: str, experts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 5 bits a weight, with their scales and offsets."""
+    monkeypatch.setattr(packed_loader, "_has_kernels", lambda _: True)
+    mixture = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    path, _ = write_checkpoints(tmp_path, scheme, **(mixture if experts else {}))
+    decoder = loader.load_model(ModelConfig(model=str(path)), CPU, torch.bfloat16)
+    layer = decoder.layers[0]
+    assert isinstance(layer.qkv, PlanarGgufWeight) and layer.qkv.nbytes == 5 / 8 * layer.qkv.shape[0] * 256
+    if experts:
+        assert isinstance(layer.mlp, MoeWeights)
+        gate_up = layer.mlp.gate_up
+        assert isinstance(gate_up, GgufExperts) and gate_up.nbytes == 5 / 8 * 4 * 256 * 256
+    spec = read_spec(path)
+    expected, found = expected_sites(spec, 16), sites_of(decoder, 16)
+    assert [layer.matrices for layer in expected.layers] == [layer.matrices for layer in found.layers]
+    counted = model_fit._count_weights(spec, 2, stays_quantized=True).total
+    assert counted == decoder.num_weight_bytes

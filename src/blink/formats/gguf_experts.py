@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +33,12 @@ class GgufExperts:
         """Bytes of all arrays."""
         return sum(part.nbytes for part in self.parts)
 
+    def multiply(self, factors: Tensor) -> None:
+        """Multiply each expert's matrix by its factor; the scales are rounded to float16, as files have them."""
+        for part in self.parts:
+            scales = (part.words if part.tops is None else part.tops).view(torch.float16)
+            scales.copy_(scales.float() * factors[:, None, None])
+
 
 def pack_experts(
     experts: Iterable[Sequence[GgufRows]],
@@ -45,20 +51,32 @@ def pack_experts(
     experts: of each the parts, in the same formats as the first's; shape: as GgufExperts has it; allocate: takes a
     shape and a dtype.
     """
-    count, rows, _ = shape
+
+    def pack() -> Iterator[list[GgufArrays]]:
+        remaining = iter(experts)
+        while some := list(itertools.islice(remaining, max(1, _ROWS_AT_ONCE // shape[1]))):
+            formats = [FormatId.of_ggml(part.format) for part in some[0]]
+            joined = (torch.cat([part.blocks for part in of_part]) for of_part in zip(*some, strict=True))
+            yield [pack_rows(format, [blocks], device) for format, blocks in zip(formats, joined, strict=True)]
+
+    return stack_experts(pack(), shape, allocate)
+
+
+def stack_experts(
+    packed: Iterable[Sequence[GgufArrays]], shape: tuple[int, int, int], allocate: Callable[..., Tensor]
+) -> GgufExperts:
+    """Stack the arrays of all experts, some experts after the others; packed: of these, the rows of each part."""
     parts: list[GgufArrays] = []
-    start, remaining = 0, iter(experts)
-    while some := list(itertools.islice(remaining, max(1, _ROWS_AT_ONCE // rows))):
-        for index, of_part in enumerate(zip(*some, strict=True)):
-            blocks = torch.cat([own.blocks for own in of_part])
-            found = pack_rows(FormatId.of_ggml(of_part[0].format), [blocks], device)
-            height = rows // len(some[0])
+    start = 0
+    for some in packed:
+        height = shape[1] // len(some)
+        for index, found in enumerate(some):
             stacked = found.change(lambda array, height=height: array.unflatten(1, (-1, height)).transpose(0, 1))
             if start == 0:
-                parts.append(stacked.change(lambda array: allocate(count, *array.shape[1:], dtype=array.dtype)))
+                parts.append(stacked.change(lambda array: allocate(shape[0], *array.shape[1:], dtype=array.dtype)))
             _store(parts[index], start, stacked)
-        start += len(some)
-    assert start == count
+        start += some[0].num_rows // height
+    assert start == shape[0]
     return GgufExperts(shape, tuple(parts))
 
 

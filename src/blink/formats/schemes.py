@@ -14,6 +14,7 @@ from blink.fields import Fields, show
 
 GROUP = 128  # columns that share a scale in what a GPU's kernels read
 GGUF_UNIT = 64  # columns of a row that lie together in formats/gguf.py's arrays
+ARRAY_GROUP = 32  # columns that share a scale in int4_arrays.py's
 UNIT_BYTES = 128  # csrc/kernels/common/quantized.cuh says what lies where in a unit of a row
 _WORD_BYTES = 4  # of a group's scales and zero point, as a GPU keeps them; MXFP4's four scales have a byte each
 
@@ -129,21 +130,21 @@ class Quantization:
         return STORED[self.storage].experts_only
 
     @property
-    def can_stay(self) -> bool:
-        """Tell whether a GPU has kernels that multiply such matrices as they are."""
-        return self.group == GROUP
+    def in_arrays(self) -> bool:
+        """Tell whether a GPU keeps such matrices in a GGUF format's arrays, whose groups are smaller."""
+        return self.group != GROUP
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of a weight that a GPU reads, with its part of the scales."""
-        if not self.can_stay:
-            return 2
+        if self.in_arrays:
+            return self.bits / 8 + _WORD_BYTES / ARRAY_GROUP
         return self.bits / 8 + (_WORD_BYTES / GROUP if self.has_groups else 0)
 
     @property
     def kept_bytes(self) -> float:
         """Bytes of a weight in a GPU's memory, but of experts: the groups' scales of FP8 lie there in two orders."""
-        has_both = self.encoding == FP8_BLOCK and self.can_stay
+        has_both = self.encoding == FP8_BLOCK
         return self.weight_bytes + (_WORD_BYTES / GROUP if has_both else 0)
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from blink.formats.base import matrix_of
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
-from blink.formats.schemes import BF16, FP8_ROWS, Quantization
+from blink.formats.schemes import ARRAY_GROUP, BF16, FP8_ROWS, Quantization
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import LayerWeights
 from blink.models.layers import LayerSpec
@@ -108,9 +108,9 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
-    encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
+    encoding = BF16 if scheme is None else scheme.encoding
     is_plain = mlp.activation == "silu" and not mlp.biases
-    if expect is _expect_gguf:
+    if expect is _expect_gguf or (scheme is not None and scheme.in_arrays):
         encoding = None  # one of many
     experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
     router = _expect(None, mlp.experts, hidden)
@@ -124,6 +124,8 @@ def _expect_gguf(n: int, k: int) -> Matrix:
 
 
 def _expect(scheme: Quantization | None, n: int, k: int) -> Matrix:
-    if scheme is None or not scheme.can_stay or n % _ROWS or k % scheme.format.unit:
+    if scheme is not None and scheme.in_arrays:
+        return _expect_gguf(n, k) if k % ARRAY_GROUP == 0 else Matrix(n, k, Layout.ROWS, BF16)
+    if scheme is None or n % _ROWS or k % scheme.format.unit:
         return Matrix(n, k, Layout.ROWS, BF16)
     return Matrix(n, k, Layout.UNITS, scheme.encoding)

@@ -8,8 +8,7 @@ from dataclasses import replace
 import torch
 
 from blink.errors import ConfigError
-from blink.formats.experts import QuantizedExperts, multiply_experts
-from blink.formats.gguf_experts import GgufExperts
+from blink.formats.experts import find_encoding, multiply_experts
 from blink.models.layer_weights import (
     DenseWeights,
     InputWeights,
@@ -31,7 +30,7 @@ def add_mlp_beside(tensors: TensorLoader, experts: MoeWeights, mlp: DenseWeights
     Raises:
         ConfigError: the experts are those of a GGUF file.
     """
-    if isinstance(experts.down, QuantizedExperts | GgufExperts):
+    if find_encoding(experts.down) is None:
         raise ConfigError(f"'{layer}.experts' are of a GGUF file, which is not supported; use another model.")
     count, hidden = experts.router.shape
     scales = tensors.read(f"{layer}.router.per_expert_scale", count, dtype=torch.float32)

@@ -13,7 +13,7 @@ from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufArrays, GgufRows, pack_rows
 from blink.formats.layouts import Matrix
 from blink.formats.schemes import GGUF_UNIT, FormatId
-from blink.kernels.gpu.gemm import gguf
+from blink.kernels.gpu.gemm import gguf, gguf_gemv
 from blink.kernels.matmul import Matmul, add_bias, take_all
 
 _MOST_ROWS = 384  # of more it is faster to dequantise the weight first
@@ -38,7 +38,8 @@ class PlanarGgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == self.dtype
-        return gguf.multiply(x, self._parts)
+        few = len(x) <= gguf_gemv.MAX_ROWS
+        return gguf_gemv.multiply(x, self._parts) if few else gguf.multiply(x, self._parts)
 
     def dequantize(self) -> Tensor:
         """Return the weight as a tensor."""

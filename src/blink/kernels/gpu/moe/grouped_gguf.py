@@ -20,12 +20,14 @@ from blink.formats.gguf_experts import GgufExperts
 from blink.formats.schemes import GGUF_UNIT
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.gemm.gguf import decode, list_arrays, load_codes, load_top, load_words
+from blink.kernels.gpu.gemm.gguf_gemv import NUM_WARPS, choose_gemv_tile, dot_columns
 from blink.kernels.gpu.moe.routing import Routes, find_tile
 from blink.kernels.gpu.pdl import launch_options, start_pdl
 from blink.kernels.operands import Activation
 
 _UNIT, _BLOCK = tl.constexpr(GGUF_UNIT), tl.constexpr(BLOCK)
 _MIN_PROGRAMS = 256  # about two for each SM
+_MAX_GEMV_PAIRS = 32  # of all rows and experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ def multiply_gguf_experts(
     num_experts, max_tokens = routes.pairs.shape
     (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
     assert weight.shape == (num_experts, columns * (1 + is_gated), depth) and len(weight.parts) == 1 + is_gated
+    if tiling is None and num_pairs <= _MAX_GEMV_PAIRS:
+        _multiply_few(x, weight, routes, result, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl)
+        return
     tiling = tiling or choose_gguf_expert_tiling(num_pairs, num_experts, columns, is_gated=is_gated)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
@@ -99,6 +104,70 @@ def multiply_gguf_experts(
         num_stages=tiling.num_stages,
         **launch_options(pdl=pdl),
     )
+
+
+def _multiply_few(
+    x: Tensor,
+    weight: GgufExperts,
+    routes: Routes,
+    result: Tensor,
+    *,
+    pairs_per_row: int,
+    activation: Activation | None,
+    pdl: bool,
+) -> None:
+    """Do the same by a GEMV for each pair: experts that several pairs have are read from L2 again."""
+    num_experts, max_tokens = routes.pairs.shape
+    (num_pairs, columns), depth = result.shape, x.shape[1]
+    wide, units = choose_gemv_tile(depth)
+    _multiply_expert_row[(num_pairs, triton.cdiv(columns, wide))](
+        x,
+        *list_arrays(weight.parts[0]),
+        *list_arrays(weight.parts[-1]),
+        routes.pairs,
+        routes.counts,
+        result,
+        max_tokens,
+        num_experts,
+        PAIRS_PER_ROW=pairs_per_row,
+        ACTIVATION=activation,
+        FORMAT=weight.parts[0].format.name,
+        UP_FORMAT=None if activation is None else weight.parts[1].format.name,
+        SIZE=columns,
+        DEPTH=depth,
+        COLUMNS=wide,
+        UNITS=units,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        PDL=pdl,
+        num_warps=NUM_WARPS,
+        **launch_options(pdl=pdl),
+    )
+
+
+@triton.jit
+def _multiply_expert_row(
+    x, codes, high, words, tops, up_codes, up_high, up_words, up_tops, pairs, counts, result, max_tokens, num_experts,
+    PAIRS_PER_ROW: tl.constexpr, ACTIVATION: tl.constexpr, FORMAT: tl.constexpr, UP_FORMAT: tl.constexpr,
+    SIZE: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute some columns of one pair's result, with an up format those of gates and ups."""
+    if PDL:
+        start_pdl()
+    expert, row, _ = find_tile(counts, num_experts, 1, EXPERTS_BLOCK)
+    if expert >= num_experts:
+        return
+    pair = tl.load(pairs + expert.to(tl.int64) * max_tokens + row).to(tl.int64)
+    start = tl.program_id(1) * COLUMNS
+    inputs = x + pair // PAIRS_PER_ROW * DEPTH
+    codes, high, words, tops = _find_arrays(expert, codes, high, words, tops, SIZE, DEPTH, FORMAT)
+    total = dot_columns(inputs, codes, high, words, tops, start, SIZE, DEPTH, COLUMNS, UNITS, FORMAT)
+    if UP_FORMAT is not None:
+        codes, high, words, tops = _find_arrays(expert, up_codes, up_high, up_words, up_tops, SIZE, DEPTH, UP_FORMAT)
+        gated = dot_columns(inputs, codes, high, words, tops, start, SIZE, DEPTH, COLUMNS, UNITS, UP_FORMAT)
+        total = multiply(total, gated, ACTIVATION)
+    column = start + tl.arange(0, COLUMNS)
+    tl.store(result + pair * SIZE + column, total, mask=column < SIZE)
 
 
 @triton.jit
