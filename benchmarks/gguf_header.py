@@ -23,6 +23,7 @@ from blink.models.latent import Latent
 from blink.models.layers import CONV_WIDTH
 from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
+from blink.models.weights.checkpoint import GgufCheckpoint
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.source import read_spec
 from blink.models.weights.target import WeightTarget
@@ -38,7 +39,7 @@ class Names:
 
     norm_shift = 0.0
     keeps_groups = False
-    stored_rows = None
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self) -> None:
         """Note nothing yet."""
@@ -88,10 +89,9 @@ def add_sizes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_head_count_kv(attention.kv_heads)
     writer.add_key_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
-    if last is not None and last.rope is not None:
+    if last is not None:
         writer.add_rope_freq_base(last.rope.theta)
-    if attention.rope is not None:
-        writer.add_rope_dimension_count(attention.rope.rotary_dim)
+    writer.add_rope_dimension_count(attention.rope.rotary_dim)
     if mlp.mixture is not None:
         _add_mixture(writer, spec, mlp.mixture)
     if attention.latent is not None:

@@ -65,7 +65,7 @@ def time_tiling(
         )  # fmt: skip
 
     try:
-        return 1000 * triton.testing.do_bench_cudagraph(call, rep=5, return_mode="median")
+        return 1000 * float(triton.testing.do_bench_cudagraph(call, rep=5, return_mode="median"))  # pyright: ignore[reportArgumentType]
     except triton.runtime.errors.OutOfResources:
         return float("inf")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import gguf
 import pytest
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from blink.kernels.gpu.moe import grouped as gpu_moe
+from blink.kernels.gpu.moe import grouped_gguf
 from blink.kernels.gpu.moe.grouped_gguf import GgufExpertTiling, multiply_gguf_experts
 from test_gguf_matmul import draw_int4
 
@@ -79,7 +81,8 @@ def check(gate: Kind, up: Kind, down: Kind, rows: int, top_k: int, shape: tuple[
     ("rows", "top_k"), [(1, 2), *(pytest.param(*case, marks=large) for case in ((3, 2), (17, 5), (64, 8), (300, 3)))]
 )
 def test_products_equal_those_of_the_dequantised_experts(kind: Kind, rows: int, top_k: int) -> None:
-    check(kind, kind, kind, rows, top_k, (4, 256, 256) if IS_INTERPRETED else (16, 768, 512))
+    width = max(64, gguf.GGML_QUANT_SIZES[kind][0])
+    check(kind, kind, kind, rows, top_k, (4, width, width) if IS_INTERPRETED else (16, 768, 512))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +90,12 @@ def test_products_equal_those_of_the_dequantised_experts(kind: Kind, rows: int, 
     [(Kind.Q4_K, Kind.Q6_K, Kind.Q8_0), (Kind.Q6_K, Kind.Q4_K, Kind.Q4_1), (Kind.Q8_0, Kind.Q5_K, Kind.Q6_K)],
     ids=lambda kind: kind.name,
 )
-def test_gates_ups_and_downs_may_have_different_formats(gate: Kind, up: Kind, down: Kind) -> None:
-    check(gate, up, down, 3, 2, (4, 256, 256))
+@pytest.mark.parametrize("most", [0, 32], ids=["tiles", "rows"])
+def test_gates_ups_and_downs_may_have_different_formats(
+    gate: Kind, up: Kind, down: Kind, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouped_gguf, "_MAX_GEMV_PAIRS", most)
+    check(gate, up, down, 2, 1, (2, 256, 256))
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1], ids=lambda kind: kind.name)

@@ -88,8 +88,8 @@ def test_a_gpu_gets_planes_of_all_matrices(mixtral: Path) -> None:
     assert all(isinstance(w, PlanarGgufWeight) for w in (decoder.embedding, decoder.lm_head, layer.qkv, layer.output))
     assert isinstance(layer.mlp, MoeWeights)
     assert isinstance(layer.mlp.gate_up, GgufExperts) and isinstance(layer.mlp.down, GgufExperts)
-    gate, up = (part.codes for part in layer.mlp.gate_up.parts)
-    assert gate.shape == up.shape == (2, 1, 96, 64 if layer.mlp.gate_up.parts[0].format is FormatId.Q8_0 else 32)
+    gate, up = (part.codes for part in layer.mlp.gate_up.stacks)
+    assert gate.shape == up.shape == (2, 1, 96, 64 if layer.mlp.gate_up.stacks[0].format is FormatId.Q8_0 else 32)
     assert layer.mlp.gate_up.shape == (2, 192, 64) and layer.mlp.down.shape == (2, 64, 96)
     assert decoder.dtype == torch.bfloat16 and matrix_of(layer.qkv).layout is Layout.GGUF
     assert decoder.num_weight_bytes == model_fit._count_gguf(mixtral, spec, 2).total

@@ -21,21 +21,21 @@ class GgufExperts:
     """The same matrix of each expert: one part, or gates and ups, which may differ in their formats."""
 
     shape: tuple[int, int, int]  # experts, rows of all parts and columns
-    parts: tuple[GgufArrays, ...]  # of as many rows each; their arrays have the experts before their other dimensions
+    stacks: tuple[GgufArrays, ...]  # of as many rows each; their arrays have the experts before their other dimensions
 
     @property
     def encoding(self) -> Encoding:
         """How the first part is kept."""
-        return Encoding(self.parts[0].format, grouped=True)
+        return Encoding(self.stacks[0].format, grouped=True)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(part.nbytes for part in self.stacks)
 
     def multiply(self, factors: Tensor) -> None:
         """Multiply each expert's matrix by its factor; the scales are rounded to float16, as files have them."""
-        for part in self.parts:
+        for part in self.stacks:
             scales = (part.words if part.tops is None else part.tops).view(torch.float16)
             scales.copy_(scales.float() * factors[:, None, None])
 

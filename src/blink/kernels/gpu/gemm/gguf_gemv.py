@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportMissingParameterType=false
 """GEMVs of a few rows with weights in GGUF's formats: no tensor cores, and no sums that programs share.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportMissingParameterType=false
 """The grouped GEMMs of grouped.py with experts in GGUF's formats, which become 16 bits in registers.
 
@@ -71,7 +71,7 @@ def multiply_gguf_experts(
     """Do what multiply_grouped() of grouped.py describes, without biases; tiling: None for one that suits."""
     num_experts, max_tokens = routes.pairs.shape
     (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
-    assert weight.shape == (num_experts, columns * (1 + is_gated), depth) and len(weight.parts) == 1 + is_gated
+    assert weight.shape == (num_experts, columns * (1 + is_gated), depth) and len(weight.stacks) == 1 + is_gated
     if tiling is None and num_pairs <= _MAX_GEMV_PAIRS:
         _multiply_few(x, weight, routes, result, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl)
         return
@@ -80,8 +80,8 @@ def multiply_gguf_experts(
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_expert_tile[(max_tiles, columns // tiling.columns)](
         x,
-        *list_arrays(weight.parts[0]),
-        *list_arrays(weight.parts[-1]),
+        *list_arrays(weight.stacks[0]),
+        *list_arrays(weight.stacks[-1]),
         routes.pairs,
         routes.counts,
         result,
@@ -89,8 +89,8 @@ def multiply_gguf_experts(
         num_experts,
         PAIRS_PER_ROW=pairs_per_row,
         ACTIVATION=activation,
-        FORMAT=weight.parts[0].format.name,
-        UP_FORMAT=weight.parts[1].format.name if is_gated else None,
+        FORMAT=weight.stacks[0].format.name,
+        UP_FORMAT=weight.stacks[1].format.name if is_gated else "",
         SIZE=columns,
         DEPTH=depth,
         ROWS_BLOCK=tiling.rows,
@@ -122,8 +122,8 @@ def _multiply_few(
     wide, units = choose_gemv_tile(depth)
     _multiply_expert_row[(num_pairs, triton.cdiv(columns, wide))](
         x,
-        *list_arrays(weight.parts[0]),
-        *list_arrays(weight.parts[-1]),
+        *list_arrays(weight.stacks[0]),
+        *list_arrays(weight.stacks[-1]),
         routes.pairs,
         routes.counts,
         result,
@@ -131,8 +131,8 @@ def _multiply_few(
         num_experts,
         PAIRS_PER_ROW=pairs_per_row,
         ACTIVATION=activation,
-        FORMAT=weight.parts[0].format.name,
-        UP_FORMAT=None if activation is None else weight.parts[1].format.name,
+        FORMAT=weight.stacks[0].format.name,
+        UP_FORMAT="" if activation is None else weight.stacks[1].format.name,
         SIZE=columns,
         DEPTH=depth,
         COLUMNS=wide,
@@ -162,7 +162,7 @@ def _multiply_expert_row(
     inputs = x + pair // PAIRS_PER_ROW * DEPTH
     codes, high, words, tops = _find_arrays(expert, codes, high, words, tops, SIZE, DEPTH, FORMAT)
     total = dot_columns(inputs, codes, high, words, tops, start, SIZE, DEPTH, COLUMNS, UNITS, FORMAT)
-    if UP_FORMAT is not None:
+    if UP_FORMAT != "":
         codes, high, words, tops = _find_arrays(expert, up_codes, up_high, up_words, up_tops, SIZE, DEPTH, UP_FORMAT)
         gated = dot_columns(inputs, codes, high, words, tops, start, SIZE, DEPTH, COLUMNS, UNITS, UP_FORMAT)
         total = multiply(total, gated, ACTIVATION)
@@ -191,16 +191,16 @@ def _multiply_expert_tile(
     inputs = x + (pair // PAIRS_PER_ROW).to(tl.int64)[None, :] * DEPTH
     own = _find_arrays(expert, codes, high, words, tops, SIZE, DEPTH, FORMAT)
     total = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
-    if UP_FORMAT is not None:
+    ups, gated = own, total
+    if UP_FORMAT != "":
         ups = _find_arrays(expert, up_codes, up_high, up_words, up_tops, SIZE, DEPTH, UP_FORMAT)
-        gated = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
     for step in range((DEPTH + _UNIT * UNITS - 1) // (_UNIT * UNITS)):
         total = _add_units(total, inputs, inside, own, column, step, SIZE, DEPTH, UNITS, EVEN_DEPTH, FORMAT, PRECISION)
-        if UP_FORMAT is not None:
+        if UP_FORMAT != "":
             gated = _add_units(
                 gated, inputs, inside, ups, column, step, SIZE, DEPTH, UNITS, EVEN_DEPTH, UP_FORMAT, PRECISION
             )
-    if UP_FORMAT is not None:
+    if UP_FORMAT != "":
         total = multiply(total, gated, ACTIVATION)
     tl.store(result + pair.to(tl.int64)[None, :] * SIZE + column[:, None], total, mask=inside[None, :])
 
