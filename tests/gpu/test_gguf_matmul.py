@@ -33,7 +33,8 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from blink.kernels.gpu.gemm import gguf as kernels
-from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight, pack_gguf
+from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight
+from blink.models.weights.planar import pack_gguf
 
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 DTYPE = torch.float32 if IS_INTERPRETED else torch.bfloat16
@@ -62,6 +63,7 @@ def make_weight(
     """Return a weight of parts of so many rows, and its values as the gguf package has them."""
     made = [(kind, make_blocks(kind, rows, columns, seed)) for seed, (kind, rows) in enumerate(parts)]
     weight = pack_gguf([GgufRows(int(kind), torch.from_numpy(rows)) for kind, rows in made], columns, DEVICE, dtype)
+    assert isinstance(weight, PlanarGgufWeight)
     return weight, torch.cat([dequantize(rows, kind) for kind, rows in made]).to(DEVICE)
 
 

@@ -23,6 +23,7 @@ from blink.models.weights import loader, packed_loader
 from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.gguf_file import GgufTensor
+from blink.models.weights.planar import pack_gguf
 from blink.models.weights.source import read_spec
 from blink.models.weights.target import WeightTarget
 from blink.runner.sites import expected_sites, sites_of
@@ -34,7 +35,7 @@ pytest.importorskip("triton")
 
 import gguf
 
-from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight, pack_gguf
+from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda")
@@ -42,7 +43,9 @@ GPU = torch.device("cuda")
 
 def pack(kind: Kind, rows: int, columns: int) -> PlanarGgufWeight:
     blocks = GgufRows(int(kind), torch.from_numpy(make_blocks(kind, rows, columns)))
-    return pack_gguf([blocks], columns, CPU, torch.bfloat16)
+    weight = pack_gguf([blocks], columns, CPU, torch.bfloat16)
+    assert isinstance(weight, PlanarGgufWeight)
+    return weight
 
 
 @pytest.mark.parametrize("kind", GPU_KINDS, ids=lambda kind: kind.name)
@@ -61,6 +64,7 @@ def test_neighbours_of_one_format_become_one_part_and_many_rows_are_stored_in_or
     made = [(Kind.Q8_0, rows), (Kind.Q8_0, 5), (Kind.Q4_0, 2)]
     blocks = [GgufRows(int(kind), torch.from_numpy(make_blocks(kind, count, 64))) for kind, count in made]
     weight = pack_gguf(blocks, 64, CPU, torch.bfloat16)
+    assert isinstance(weight, PlanarGgufWeight)
     assert weight.shape == (rows + 7, 64)
     assert [part.num_rows for part in weight._parts] == [rows + 5, 2]
     stored = torch.cat([part.blocks.view(-1, 2, 34)[..., 2:] for part in blocks[:2]])

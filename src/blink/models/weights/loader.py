@@ -37,6 +37,7 @@ from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
+from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
@@ -223,8 +224,6 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
         return None
-    from blink.kernels.gpu.gemm.gguf_weight import pack_gguf
-
     make = functools.partial(pack_gguf, device=device, dtype=dtype)
     return KeepBlocks(make, functools.partial(pack_experts, device=device))
 

@@ -17,6 +17,7 @@ from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import pack
 from blink.formats.schemes import Quantization
 from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.planar import make_planar
 from blink.models.weights.quantized_checkpoint import MatrixCheckpoint
 from blink.models.weights.target import WeightTarget
 
@@ -51,7 +52,10 @@ def load_packed(
     matrices = [_read(source, name, shape, target) for name, shape in zip(names, shapes, strict=True)]
     if order is not None:
         matrices = [one.take_rows(rows.to(target.device)) for one, rows in zip(matrices, order, strict=True)]
-    weight = _pack_arrays(matrices, columns, target) if scheme.in_arrays else pack(matrices)
+    if scheme.in_arrays:
+        weight = make_planar([pack_small_groups(one) for one in matrices], columns, target.dtype)
+    else:
+        weight = pack(matrices)
     target.advance(weight.shape[0] * weight.shape[1])
     return weight
 
@@ -61,12 +65,6 @@ def _takes(scheme: Quantization, rows: int, columns: int) -> bool:
     if scheme.in_arrays:
         return fits_arrays(columns)
     return rows % _ROWS == 0 and columns % scheme.format.unit == 0
-
-
-def _pack_arrays(matrices: Sequence[QuantizedMatrix], columns: int, target: WeightTarget) -> QuantizedWeight:
-    from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight
-
-    return PlanarGgufWeight([pack_small_groups(one) for one in matrices], columns, target.dtype)
 
 
 def load_quantized_experts(
