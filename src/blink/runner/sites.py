@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from blink.formats.base import matrix_of
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
-from blink.formats.schemes import BF16, FP8_ROWS, Quantization
+from blink.formats.schemes import ARRAY_GROUP, BF16, FP8_ROWS, Quantization
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import LayerWeights
 from blink.models.layers import LayerSpec
@@ -81,7 +81,7 @@ def expected_sites(
 ) -> ModelSites:
     """Describe a model on a GPU by its description: as if all matrices were quantized that may be.
 
-    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices but experts are quantized in a GGUF file.
+    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices are quantized in a GGUF file.
     """
     scheme = spec.quantization or (FP8_ROWS if fp8 else None)
     of_layers = None if scheme is not None and scheme.experts_only else scheme
@@ -108,8 +108,10 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
-    encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
+    encoding = BF16 if scheme is None else scheme.encoding
     is_plain = mlp.activation == "silu" and not mlp.biases
+    if expect is _expect_gguf or (scheme is not None and scheme.in_arrays):
+        encoding = None  # one of many
     experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
     router = _expect(None, mlp.experts, hidden)
     if not mlp.router.is_plain:
@@ -122,6 +124,8 @@ def _expect_gguf(n: int, k: int) -> Matrix:
 
 
 def _expect(scheme: Quantization | None, n: int, k: int) -> Matrix:
-    if scheme is None or not scheme.can_stay or n % _ROWS or k % scheme.format.unit:
+    if scheme is not None and scheme.in_arrays:
+        return _expect_gguf(n, k) if k % ARRAY_GROUP == 0 else Matrix(n, k, Layout.ROWS, BF16)
+    if scheme is None or n % _ROWS or k % scheme.format.unit:
         return Matrix(n, k, Layout.ROWS, BF16)
     return Matrix(n, k, Layout.UNITS, scheme.encoding)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
+from blink.formats.gguf_experts import pack_experts
 from blink.formats.schemes import FormatId
 from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.latent import sizes
@@ -33,8 +34,10 @@ from blink.models.weights.checkpoint import (
 )
 from blink.models.weights.cuts import Cuts
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
+from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kv_scales import read_kv_scales
+from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
@@ -221,24 +224,26 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
         return None
-    from blink.kernels.gpu.gemm.gguf_weight import pack_gguf
-
-    return KeepBlocks(functools.partial(pack_gguf, device=device, dtype=dtype), takes_experts=False)
+    make = functools.partial(pack_gguf, device=device, dtype=dtype)
+    return KeepBlocks(make, functools.partial(pack_experts, device=device))
 
 
 def _open_checkpoint(
     path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Checkpoint:
     load_format, quantization = find_format(path, config.load_format), spec.quantization
+    is_asked = config.dtype != "auto" or config.quantization == "fp8"
+    keep = None if is_asked or not path.is_file() else _keep_blocks(device, dtype)
     if quantization is not None and config.quantization == "fp8" and quantization.format is not FormatId.FP8:
         raise ConfigError(f"--quantization fp8: {path} has matrices of {quantization.title} already; leave it out.")
     if load_format == "dummy":
         checkpoint = DummyCheckpoint(device, config.seed)
         if quantization is not None:
             return DummyMatrices(checkpoint, quantization)
+        if keep is not None:
+            return DummyGguf(path, spec, keep, checkpoint)
     elif load_format == "gguf":
-        is_asked = config.dtype != "auto" or config.quantization == "fp8"
-        checkpoint = GgufCheckpoint(path, spec, None if is_asked else _keep_blocks(device, dtype))
+        checkpoint = GgufCheckpoint(path, spec, keep)
         _log_drafts(path, checkpoint.num_drafts)
     else:
         checkpoint = SafetensorsCheckpoint(path, spec)

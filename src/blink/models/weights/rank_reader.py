@@ -90,7 +90,7 @@ class RankCheckpoint:
                 part = self._cuts.find(name).take(whole)
         target.copy_(part.reshape(target.shape))
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
         """Return the rank's parts of matrices, one below the other, as stored; None: they have to be filled."""
         source = self._source.stored_rows
         if source is None:
@@ -103,7 +103,7 @@ class RankCheckpoint:
             return None
         cuts = [self._cuts.find(name) for name in names]
         parts = [_cut_rows(part, cut, rows.columns) for part, cut in zip(rows.parts, cuts, strict=True)]
-        return source.keep(parts, len(cuts[0].take_range(rows.columns)))
+        return source.keep(parts, len(cuts[0].take_range(rows.columns)), order)
 
     def _read(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         whole = torch.empty(*shape, dtype=like.dtype, device=like.device)
