@@ -7,8 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from blink.engine.geometry import build_geometry
 from blink.link.queue_pair import NO_ADAPTER, AdapterId, QueuePair
-from blink.region.layout import ADAPTER_WORDS, SLOT_PARAMS, CqeKind, RejectCode, struct_dtype
+from blink.region.layout import ADAPTER_WORDS, SLOT_PARAMS, CqeKind, RejectCode, StepResult, struct_dtype
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
@@ -204,3 +205,31 @@ def _drain(pairs: list[QueuePair], inbox: Inbox) -> None:
         pair.renew_lease()
         for completion in pair.drain().copy():
             inbox.completions.setdefault(int(completion["sequence"]) << 1 | number, []).append(completion)
+
+
+def test_a_step_takes_the_graph_of_its_kind_for_adapters_only_where_a_row_has_one() -> None:
+    geometry = build_geometry(small_config(), max_model_len=64, vocab_size=VOCAB, num_blocks=64, captures_adapters=True)
+    num_plain, num_graphs = int(geometry["num_plain_graphs"]), int(geometry["num_graphs"])
+    sizes = {"graphs": geometry["graphs"], "num_graphs": num_graphs, "num_plain_graphs": num_plain}
+    assert num_graphs == 2 * num_plain
+    with running(small_config(), **SIZES, **sizes) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapter = host.load(1, content=1)
+        plain = [submit(h, pair, NO_ADAPTER, count=20) for _ in range(2)]
+        under = submit(h, pair, adapter, count=5)
+        seen = set[tuple[bool, bool]]()
+        for _ in range(40):
+            launched = h.step() == StepResult.LAUNCHED
+            inbox.drain(pair)
+            if not launched:
+                continue
+            graph, has_adapter = int(h.batch[0]["graph"]), bool(adapters_in_step(h))
+            assert (graph >= num_plain) == has_adapter
+            size = h.geometry["graphs"][graph]
+            assert int(h.batch[0]["num_tokens"]) <= size["tokens"] and int(h.batch[0]["num_rows"]) <= size["rows"]
+            decodes = int(h.batch[0]["num_decode_rows"]) == int(h.batch[0]["num_rows"])
+            assert (graph % num_plain < int(h.geometry["num_decode_graphs"])) == decodes
+            seen.add((has_adapter, decodes))
+        assert seen >= {(True, True), (True, False), (False, True)}
+        assert inbox.tokens(under) == expected_tokens(PROMPT, 5, VOCAB)
+        assert [inbox.tokens(each) for each in plain] == [expected_tokens(PROMPT, 20, VOCAB)] * 2

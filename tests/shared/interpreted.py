@@ -12,6 +12,7 @@ TESTS = tuple(
         "gguf_matmul",
         "latent_gpu",
         "layer_inputs",
+        "lora_update",
         "mamba_gpu",
         "moe",
         "quantized",

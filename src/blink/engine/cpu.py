@@ -12,8 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blink.adapters.memory import AdapterMemory
-from blink.adapters.server import AdapterServer
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
@@ -28,6 +26,7 @@ from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import open_model
+from blink.plan.site import Bucket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.run import Runner
@@ -56,7 +55,6 @@ class CpuEngine(Engine):
         try:
             super().__init__(config, torch.device("cpu"))
             self._fill_costs()
-            self._adapters = self._open_adapters() if config.lora.enable_lora else None
         except BaseException:
             self._end_followers()
             raise
@@ -81,34 +79,27 @@ class CpuEngine(Engine):
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         return RankMemory(self._batch, self._segmented_batch, cache, residual)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        run = functools.partial(super()._run_step, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        run = functools.partial(super()._run_step, size, scoring=scoring)
         if self._followers is None:
             run()
         else:
-            self._followers.run(StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows, decoding, scoring), run)
+            self._followers.run(StepPlanWords(PlanKind.WHOLE, size.tokens, size.rows, size.decoding, scoring), run)
 
     def _run_segment(
-        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+        self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
     ) -> Stream | None:
         run = functools.partial(super()._run_segment, size, segment, num_segments, before)
         if self._followers is None:
             return run()
         layers = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
-        return self._followers.run(StepPlanWords(PlanKind.SEGMENT, *size, False, *layers), run)
+        return self._followers.run(
+            StepPlanWords(PlanKind.SEGMENT, size.tokens, size.rows, size.decoding, False, *layers), run
+        )
 
     def _end_followers(self) -> None:
         if self._followers is not None:
             self._followers.end()
-
-    def _open_adapters(self) -> AdapterServer:
-        try:
-            memory = AdapterMemory(self._region, self._model, self._config.lora)
-            self._runner.adapters = memory.updates
-            return AdapterServer(self._config.region, memory)
-        except BaseException:
-            self._region.remove()
-            raise
 
     def _measure_free(self, config: EngineConfig) -> int:
         del config
@@ -128,13 +119,11 @@ class CpuEngine(Engine):
     def _time_step(self, graph: int) -> float:
         del graph  # an eager step is as long as its batch
         start = time.perf_counter()
-        self._run_step(*self._size_of(self._batch))
+        self._run_step(self._size_of(self._batch))
         return time.perf_counter() - start
 
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
-        if self._adapters is not None:
-            self._adapters.start()
 
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
@@ -143,8 +132,6 @@ class CpuEngine(Engine):
         return kind != _ENDED
 
     def _end(self) -> None:
-        if self._adapters is not None:
-            self._adapters.close()
         lib.blink_loop_stop(self._loop)
         self._end_followers()
 
@@ -153,11 +140,10 @@ class CpuEngine(Engine):
         try:
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
-                self._run_step(*self._size_of(self._batch), scoring=is_scoring)
+                self._run_step(self._size_of(self._batch), scoring=is_scoring)
             else:
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
-                size = (*self._size_of(self._segmented_batch), False)
-                self._run_segment(size, segment, self._num_segments[graph])
+                self._run_segment(self._size_of(self._segmented_batch), segment, self._num_segments[graph])
         except RankLostError as error:
             logger.error("%s; the engine stops", error)
             return CONSTANTS["first_lost_rank"] + error.rank
@@ -167,6 +153,6 @@ class CpuEngine(Engine):
         return 0
 
     @staticmethod
-    def _size_of(batch: Batch) -> tuple[int, int]:
-        """Return the step's tokens and rows; there is no padding on a CPU."""
-        return int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS])
+    def _size_of(batch: Batch) -> Bucket:
+        """Return the step's size; there is no padding on a CPU."""
+        return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)

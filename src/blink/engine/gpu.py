@@ -17,7 +17,7 @@ from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import count_rows, graph_sizes, spare_snapshots
+from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -25,6 +25,7 @@ from blink.kernels.gpu import autotuner, cublas
 from blink.kernels.gpu.gemm import fused_gate_up
 from blink.kernels.gpu.launch import compile_ahead
 from blink.models.weights.files import cache_folder
+from blink.plan.site import Bucket
 from blink.region.layout import EngineState
 from blink.runner.stream import Stream
 from blink.speculation import refuse_on_gpu
@@ -44,6 +45,7 @@ class GpuEngine(Engine):
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
+    captures_adapters = True
 
     def __init__(self, config: EngineConfig) -> None:
         refuse_on_gpu(config.speculation)
@@ -98,7 +100,8 @@ class GpuEngine(Engine):
         kv_cache = model.allocate_kv_cache(1, config.block_size)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, scoring=True)
+        kinds = {"scoring": True, "adapters": config.lora.enable_lora}
+        self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, **kinds)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak
@@ -110,41 +113,39 @@ class GpuEngine(Engine):
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
         cublas.reserve_sm()
-        graphs = list(enumerate(graph_sizes(self._geometry)))
-        graphs.sort(key=lambda graph: graph[1], reverse=True)
-        num_decode_graphs = int(self._geometry["num_decode_graphs"])
         with autotuner.tuning(cache_folder() / "products.json"):
-            self._compile_ahead(num_decode_graphs)
-            for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
-                is_scoring = index >= int(self._geometry["first_scoring_graph"])
-                run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
+            self._compile_ahead()
+            for index, graph in tqdm(self._largest_first(), desc="capturing graphs", unit="graph"):
+                run = functools.partial(self._run_step, graph.bucket, scoring=graph.is_scoring)
                 run()  # compiles and loads the kernels, and chooses among candidates to compute products
                 torch.cuda.synchronize()
                 self._scheduler.capture(index, run)
 
-    def _compile_ahead(self, num_decode_graphs: int) -> None:
+    def _largest_first(self) -> list[tuple[int, StepGraph]]:
+        graphs = enumerate(list_graphs(self._geometry))
+        return sorted(graphs, key=lambda graph: (graph[1].bucket.tokens, graph[1].bucket.rows), reverse=True)
+
+    def _compile_ahead(self) -> None:
         """Compile on all cores the kernels of decoding rows and few tokens, of which each size has its own."""
         if self._model.spec.pooling is not None:  # whose steps all run as those of prompts do
             return
-        sizes = list(enumerate(graph_sizes(self._geometry)))[: int(self._geometry["first_scoring_graph"])]
+        sizes = [graph.bucket for graph in list_graphs(self._geometry) if not graph.is_scoring]
 
         def run() -> None:
-            for index, (tokens, rows) in reversed(sizes):
-                decoding = index < num_decode_graphs
-                if decoding or tokens <= fused_gate_up.MAX_ROWS:
-                    self._runner.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
+            for size in reversed(sizes):
+                if size.decoding or size.tokens <= fused_gate_up.MAX_ROWS:
+                    kinds = {"decoding": size.decoding, "adapters": size.adapters}
+                    self._runner.compute_logits(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
 
         compile_ahead(run)
         torch.cuda.synchronize()
 
     def _capture_segments(self) -> None:
         """Capture the graphs of long steps once more, in the segments in which those are launched that others pass."""
-        graphs = [(size, index) for index, size in enumerate(graph_sizes(self._geometry))]
-        long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
-        for size, index in tqdm(long, desc="capturing segments", unit="graph"):
+        long = [(index, graph.bucket) for index, graph in self._largest_first() if self._num_segments[index] > 1]
+        for index, size in tqdm(long, desc="capturing segments", unit="graph"):
             count, left = self._num_segments[index], list[Stream | None]()
-            whole = (*size, index < int(self._geometry["num_decode_graphs"]))
-            runs = [functools.partial(self._run_behind, left, whole, segment, count) for segment in range(count)]
+            runs = [functools.partial(self._run_behind, left, size, segment, count) for segment in range(count)]
             for run in runs:
                 run()
             torch.cuda.synchronize()
@@ -152,9 +153,7 @@ class GpuEngine(Engine):
             left.clear()
             self._scheduler.capture_segments(index, runs, apart=apart)
 
-    def _run_behind(
-        self, left: list[Stream | None], size: tuple[int, int, bool], segment: int, num_segments: int
-    ) -> None:
+    def _run_behind(self, left: list[Stream | None], size: Bucket, segment: int, num_segments: int) -> None:
         """Run a segment of a step with what those before it left, and add what it leaves itself."""
         left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))
 

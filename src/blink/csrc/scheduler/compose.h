@@ -135,15 +135,16 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
 
 // The smallest graph that holds a step.
 BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
-  return graph_for(g, total.tokens,
-                   total.logprob_rows > 0   ? GraphKind::kScoring
-                   : total.prefill_rows > 0 ? GraphKind::kMixed
-                                            : GraphKind::kDecoding);
+  const uint32_t graph = graph_for(g, total.tokens,
+                                   total.logprob_rows > 0   ? GraphKind::kScoring
+                                   : total.prefill_rows > 0 ? GraphKind::kMixed
+                                                            : GraphKind::kDecoding);
+  return total.adapter_rows > 0 ? adapter_graph(g, graph) : graph;
 }
 
 // Whether prefill may preempt a step: a decode step, while a prompt is expected and the credit pays its cost.
 BLINK_FN bool may_be_preempted(const State& s, uint32_t graph, const StepTotals& total) {
-  return graph < s.geometry.num_decode_graphs && s.step < s.preemption_until &&
+  return is_decode_graph(s.geometry, graph) && s.step < s.preemption_until &&
          preemption_cost(predict_ns(s, graph, total.context), total.decode_rows) <= s.preemption_credit_ns;
 }
 

@@ -38,7 +38,7 @@ BLINK_FN void count_step(State& s, const BatchHeader& b) {
   s.statistics.num_steps++;
   s.statistics.computed_tokens += b.num_tokens;
   s.statistics.padded_tokens += s.geometry.graphs[b.graph].tokens - b.num_tokens;
-  (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
+  (is_decode_graph(s.geometry, b.graph) ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
 // Note that the last launch has ended. Runs on: one lane.

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters in GPU memory, which is taken at boot: one stack of matrices for each weight, an index for each adapter.
+
+A thread of the host writes an adapter while the scheduler runs. Steps then read it without the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+import triton
+from torch import Tensor
+
+from blink.errors import ConfigError
+from blink.formats.base import Weight
+from blink.kernels.batch import Batch
+from blink.kernels.gpu.lora.update import LEAST_RANK, MOST_RANK_TILE, Stack, add_update, mark_tokens
+from blink.kernels.lora import Updates, WeightParts
+from blink.plan.site import Bucket
+
+_LEAST_TILE, _MOST_TILE = 16, 64
+Upload = Callable[[Tensor, Tensor], None]  # copies to GPU memory, from the host's; blocks until it is there
+
+
+class GpuAdapters:
+    """Holds them, and finds the updates of steps that were captured for adapters."""
+
+    def __init__(
+        self, weights: Mapping[int, WeightParts], num_adapters: int, max_rank: int, like: Tensor, upload: Upload
+    ) -> None:
+        """Take the memory, all zeros. weights: by identity; like: a tensor of the model's type and device.
+
+        Raises:
+            ConfigError: the matrices of a weight lie too close together.
+        """
+        rank = pad_rank(max_rank)
+        self._layout = {key: _Layout(parts, rank) for key, parts in weights.items()}
+        size = sum(layout.size for layout in self._layout.values())
+        self._staged = torch.zeros(size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        self._memory = torch.zeros(num_adapters, size, dtype=like.dtype, device=like.device)
+        self._upload = upload
+        self._stacks: dict[int, Stack] = {}
+        start = 0
+        for key, layout in self._layout.items():
+            self._stacks[key] = layout.view(self._memory, start)
+            start += layout.size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of GPU memory."""
+        return self._memory.nbytes
+
+    def put(self, index: int, updates: Updates) -> None:
+        """Write an adapter; blocks until it is in GPU memory."""
+        self._staged.zero_()
+        start = 0
+        for key, layout in self._layout.items():
+            stack = layout.view(self._staged[None], start)
+            for update in updates.get(key, ()):
+                rank, first = len(update.down), layout.part_of(update.rows) * layout.rank
+                stack.down[0, first : first + rank] = update.down
+                stack.up[0, update.rows, :rank] = update.up
+            start += layout.size
+        self._upload(self._memory[index], self._staged)
+
+    def clear(self, index: int) -> None:
+        """Do nothing: the next adapter is written over this one."""
+
+    def find(self, batch: Batch, bucket: Bucket) -> GpuUpdates | None:
+        """Return the updates of a step's tokens; None where the step is captured without adapters."""
+        if not bucket.adapters:
+            return None
+        return GpuUpdates(self._stacks, mark_tokens(batch, bucket.tokens, bucket.rows))
+
+
+class GpuUpdates:
+    """The updates of a step's tokens."""
+
+    def __init__(self, stacks: Mapping[int, Stack], places: Tensor) -> None:
+        """Take the stacks of weights by identity, and each token's place in them, as mark_tokens() returns it."""
+        self._stacks, self._places = stacks, places
+
+    def add(self, result: Tensor, x: Tensor, weight: Weight) -> Tensor:
+        """Do what StepUpdates.add() says."""
+        stack = self._stacks.get(id(weight))
+        if stack is not None:
+            add_update(result, x, stack, self._places)
+        return result
+
+
+def pad_rank(rank: int) -> int:
+    """Return the rank that kernels compute for one."""
+    padded = max(triton.next_power_of_2(rank), LEAST_RANK)
+    return padded if padded <= MOST_RANK_TILE else -(-rank // MOST_RANK_TILE) * MOST_RANK_TILE
+
+
+class _Layout:
+    """Where the matrices of one weight lie in the memory of an adapter: all of A, then B."""
+
+    def __init__(self, parts: WeightParts, rank: int) -> None:
+        self._shape, self._rows, self.rank = parts.shape, parts.rows, rank
+        out, size = parts.shape
+        self.tile = math.gcd(_MOST_TILE, out, *(rows.start for rows in parts.rows))
+        if self.tile < _LEAST_TILE:
+            raise ConfigError("--enable-lora: a GPU takes no adapters of this model: its matrices are too narrow")
+        self.size = rank * (len(parts.rows) * size + out)
+
+    def part_of(self, rows: slice) -> int:
+        return self._rows.index(rows)
+
+    def view(self, memory: Tensor, start: int) -> Stack:
+        """Return the matrices of all adapters in memory [adapters, elements], from an element on."""
+        (out, size), count = self._shape, len(self._rows)
+        middle = start + count * self.rank * size
+        down = memory[:, start:middle].unflatten(1, (count * self.rank, size))
+        up = memory[:, middle : start + self.size].unflatten(1, (out, self.rank))
+        parts = torch.zeros(out // self.tile, dtype=torch.int32)
+        for part, rows in enumerate(self._rows):
+            parts[rows.start // self.tile :] = part
+        return Stack(down, up, parts.to(memory.device), count, self.tile)
