@@ -85,12 +85,12 @@ def _split(size: int, programs: int, block_k: int) -> tuple[int, int]:
 
 @triton.jit
 def _mark(
-    places, query_starts, row_slots, params, adapter_places,
+    places, query_starts, row_slots, slot_params, adapter_places,
     PARAM_WORDS: tl.constexpr, COLUMN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     start, end = tl.load(query_starts + row), tl.load(query_starts + row + 1)
-    slot = tl.load(params + tl.load(row_slots + row).to(tl.int64) * PARAM_WORDS + COLUMN)
+    slot = tl.load(slot_params + tl.load(row_slots + row).to(tl.int64) * PARAM_WORDS + COLUMN)
     place = tl.load(adapter_places + slot - 1, mask=slot > 0, other=0)
     for first in range(start, end, BLOCK):
         token = first + tl.arange(0, BLOCK)
