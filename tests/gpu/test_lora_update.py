@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def draw_updates(parts: WeightParts, rank: int, seed: int) -> tuple[LowRank, ...
     )
 
 
-def make_adapters(weights: dict[int, WeightParts], held: Sequence[Updates], rank: int, like: Tensor) -> object:
+def make_adapters(weights: dict[int, WeightParts], held: Sequence[Updates], rank: int, like: Tensor) -> Any:
     """Return the memory of a GPU with some adapters in it."""
     adapters = memory.GpuAdapters(weights, len(held), rank, like, lambda target, source: target.copy_(source))
     for index, updates in enumerate(held):

@@ -166,10 +166,10 @@ def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
     assert log[0] == (40, 4, "scoringadapters")
     assert len(kinds) == 18
     for index in range(9):
-        tokens, rows, kind = kinds[index]
-        assert kinds[index + 9] == (tokens, rows, f"{kind}adapters")
-    segments = [entry for entry in log if isinstance(entry, tuple) and isinstance(entry[0], Bucket)]
-    assert {bucket.adapters for bucket, _ in segments} == {False, True}
+        plain = kinds[index]
+        assert isinstance(plain, tuple) and kinds[index + 9] == (*plain[:2], f"{plain[-1]}adapters")
+    buckets = [entry[0] for entry in log if isinstance(entry, tuple)]
+    assert {bucket.adapters for bucket in buckets if isinstance(bucket, Bucket)} == {False, True}
     assert engine.run() == 0
 
 

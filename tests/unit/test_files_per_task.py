@@ -87,9 +87,9 @@ BUILT = [
         beyond=11,  # the planner's sites, and each way in which weights are stored
     ),
     Built(
-        "LoRA adapters on a CPU",
+        "LoRA adapters",
         r"(?i)\badapters?\b|AdapterId|AdapterWords|AdapterUse|\blora\b",
-        7,
+        7 + 7,  # on a CPU, and on GPUs
         (
             "adapters/client.py",
             "adapters/memory.py",
@@ -101,22 +101,21 @@ BUILT = [
             "api/openai/lora_routes.py",
             "api/serving/adapters.py",
             "csrc/scheduler/adapters.h",
+            "engine/adapters.py",
+            "kernels/gpu/lora/__init__.py",
+            "kernels/gpu/lora/memory.py",
+            "kernels/gpu/lora/update.py",
+            "kernels/gpu/lora/upload.py",
             "kernels/lora.py",
             "lora_config.py",
             "runner/adapters.py",
         ),
-        beyond=30,  # an adapter is a part of a request's identity: through all of API, region and scheduler
+        beyond=28,  # an adapter is a part of a request's identity: through all of API, region and scheduler
         elsewhere=("models/families/",),
     ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]
 PENDING = [
-    Pending(
-        "LoRA adapters on GPUs",
-        7,
-        ("engine/boot.py", "engine/gpu.py", "runner/gpu_device.py", "runner/gpu_streams.py"),
-        ("kernels/gpu/lora.py",),
-    ),
     Pending(
         "tensor parallel on GPUs",
         6,

@@ -107,6 +107,8 @@ def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
     )
     with pytest.raises(ConfigError, match="other machines"):
         create_engine(replace(plain, rdma_listen="127.0.0.1:0"))
+    with pytest.raises(ConfigError, match="not served on a GPU yet"):
+        create_engine(replace(plain, device="cuda"))
     with pytest.raises(ConfigError, match="must be at least --max-loras"):
         _ = LoraConfig(enable_lora=True, max_loras=4, max_cpu_loras=2).num_adapters
 

@@ -78,6 +78,8 @@ def _check_adapters(config: EngineConfig) -> None:
     """Refuse adapters where they are not built."""
     if not config.lora.enable_lora:
         return
+    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
+        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:

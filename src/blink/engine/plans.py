@@ -45,6 +45,5 @@ def _describe(config: EngineConfig) -> str:
 def list_buckets(config: EngineConfig) -> Iterator[Bucket]:
     """Yield the sizes of step of an engine, but for those that score prompts."""
     rows, tokens = config.max_num_seqs, config.max_num_batched_tokens or GpuEngine.default_step_tokens
-    for adapters in (False, True)[: 1 + config.lora.enable_lora]:
-        yield from (Bucket(*size, decoding=True, adapters=adapters) for size in decode_graphs(rows))
-        yield from (Bucket(*size, decoding=False, adapters=adapters) for size in mixed_graphs(tokens, rows))
+    yield from (Bucket(*size, decoding=True) for size in decode_graphs(rows))
+    yield from (Bucket(*size, decoding=False) for size in mixed_graphs(tokens, rows))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportMissingParameterType=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """The update of a GEMM's results by the adapters of its tokens: a kernel for x A^T (shrink), another for B (expand).
 
 A program has a tile of tokens and one of the adapters in it; where tiles are many, it goes through them all. Each token
