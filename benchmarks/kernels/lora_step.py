@@ -28,11 +28,16 @@ from blink.models.decoder import Decoder
 from blink.runner.run import Runner
 
 
+def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy to the GPU."""
+    target.copy_(source)
+
+
 def make_adapters(decoder: Decoder, count: int, rank: int) -> GpuAdapters:
     """Return the memory of so many adapters with random entries."""
     like = torch.empty(0, dtype=decoder.dtype, device=decoder.device)
     weights, draw = find_weights(decoder), torch.Generator().manual_seed(0)
-    adapters = GpuAdapters(weights, count, rank, like, lambda target, source: target.copy_(source))
+    adapters = GpuAdapters(weights, count, rank, like, copy)
     updates = {key: [draw_update(parts, rows, rank, draw) for rows in parts.rows] for key, parts in weights.items()}
     for index in range(count):  # of equal contents: what a step reads is as much
         adapters.put(index, updates)

@@ -30,6 +30,7 @@ from tiny_model import BLOCK_BYTES, write_tiny_model
 
 pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
+gpu_adapters = pytest.importorskip("blink.engine.gpu_adapters")
 
 GIB = 1 << 30
 Log = list[tuple[int, int, str] | tuple[Bucket, range] | int | str]
@@ -160,6 +161,7 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gpu_adapters, "Uploader", lambda: None)
     lora = LoraConfig(enable_lora=True, max_loras=2)
     engine, _ = boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=lora)
     kinds = {index: step for step, index in itertools.pairwise(log) if isinstance(index, int)}
@@ -171,6 +173,9 @@ def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
     buckets = [entry[0] for entry in log if isinstance(entry, tuple)]
     assert {bucket.adapters for bucket in buckets if isinstance(bucket, Bucket)} == {False, True}
     assert engine.run() == 0
+    more = LoraConfig(enable_lora=True, max_loras=1, max_cpu_loras=2)
+    with pytest.raises(ConfigError, match="--max-cpu-loras: a GPU holds all adapters in its own memory"):
+        boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=more)
 
 
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,41 +3,34 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Mapping
 
 from blink.adapters.memory import AdapterMemory
 from blink.adapters.modules import find_weights
 from blink.adapters.server import AdapterServer
 from blink.config import EngineConfig
-from blink.errors import ConfigError
+from blink.kernels.lora import WeightParts
+from blink.lora_config import LoraConfig
 from blink.models.decoder import Decoder
 from blink.region.memory import Region
 from blink.runner.adapters import Adapters, HostAdapters
 from blink.runner.run import Runner
 
+MakeAdapters = Callable[[LoraConfig, Decoder, Mapping[int, WeightParts]], Adapters]  # of weights by identity
 
-def make_store(config: EngineConfig, model: Decoder) -> Adapters | None:
-    """Return where a model reads the adapters of --max-cpu-loras; None: none are served.
+
+def make_host_adapters(lora: LoraConfig, model: Decoder, weights: Mapping[int, WeightParts]) -> Adapters:  # noqa: ARG001
+    """Return the adapters of an engine whose steps the host runs."""
+    return HostAdapters(lora.num_adapters)
+
+
+def make_store(config: EngineConfig, model: Decoder, make: MakeAdapters) -> Adapters | None:
+    """Return where a model reads its adapters; None: none are served.
 
     Raises:
-        ConfigError: the model has no matrix that an adapter may change, or its GPU cannot hold them.
+        ConfigError: the model has no matrix that an adapter may change, or there is no memory for adapters.
     """
-    lora = config.lora
-    if not lora.enable_lora:
-        return None
-    weights = find_weights(model)
-    if model.device.type == "cpu":
-        return HostAdapters(lora.num_adapters)
-    if lora.num_adapters > lora.max_loras:
-        raise ConfigError("--max-cpu-loras: a GPU holds all adapters in its own memory; raise --max-loras instead")
-    from blink.kernels.gpu.lora.memory import GpuAdapters
-    from blink.kernels.gpu.lora.upload import Uploader
-
-    like = torch.empty(0, dtype=model.dtype, device=model.device)
-    try:
-        return GpuAdapters(weights, lora.num_adapters, lora.max_lora_rank, like, Uploader())
-    except torch.OutOfMemoryError as error:
-        raise ConfigError("there is no GPU memory for the adapters: lower --max-loras or --max-lora-rank") from error
+    return make(config.lora, model, find_weights(model)) if config.lora.enable_lora else None
 
 
 def open_server(config: EngineConfig, region: Region, runner: Runner) -> AdapterServer | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
-from blink.engine.adapters import make_store, open_server
+from blink.engine.adapters import MakeAdapters, make_host_adapters, make_store, open_server
 from blink.engine.cache_size import CacheShape, CacheSize
 from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
@@ -61,6 +61,7 @@ class Engine(ABC):
     default_segment_ms: ClassVar[float]  # likewise
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
     captures_adapters: ClassVar[bool] = False  # whether steps with adapters have graphs of their own
+    make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -74,7 +75,7 @@ class Engine(ABC):
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
         self._model = self._runner.model
-        self._runner.adapters = make_store(config, self._model)
+        self._runner.adapters = make_store(config, self._model, self.make_adapters)
         spec = self._model.spec
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)

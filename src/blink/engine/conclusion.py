@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine leaves behind when its scheduler has ended."""
+"""The end of an engine: its region, and its exit status."""
 
 from __future__ import annotations
 

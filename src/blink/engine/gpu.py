@@ -18,6 +18,7 @@ from blink.engine.base import Engine
 from blink.engine.device_scheduler import DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
+from blink.engine.gpu_adapters import make_gpu_adapters
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -46,6 +47,7 @@ class GpuEngine(Engine):
     default_segment_ms = 1.0
     cost_seconds = 1.0
     captures_adapters = True
+    make_adapters = staticmethod(make_gpu_adapters)
 
     def __init__(self, config: EngineConfig) -> None:
         refuse_on_gpu(config.speculation)
