@@ -75,7 +75,7 @@ class Engine(ABC):
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
         self._model = self._runner.model
-        self._runner.adapters = make_store(config, self._model, self.make_adapters)
+        self._runner.adapters = make_store(config, self._model, type(self).make_adapters)
         spec = self._model.spec
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)

@@ -157,13 +157,18 @@ def build_geometry(
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
     }
-    geometry = np.zeros((), GEOMETRY)
     values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
     values |= _times(config) | _row_sizes(config, max_model_len)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
+    return _fill(values, config, 1 + captures_adapters)
+
+
+def _fill(values: Mapping[str, int], config: EngineConfig, times: int) -> np.ndarray[Any, Any]:
+    """Return a geometry with these fields, and each graph so many times."""
+    geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():
         geometry[name] = value
-    _set_graphs(geometry, config, 1 + captures_adapters)
+    _set_graphs(geometry, config, times)
     return geometry
 
 
