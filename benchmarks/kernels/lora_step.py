@@ -2,7 +2,9 @@
 """Time decode steps of a bundled model with LoRA adapters against steps without; random weights in 16 bits.
 
 Each step is a graph; medians of replays. The rows have the adapters in turn, which change all matrices of attention and
-MLP. `no adapter` is the graph for adapters with none in its rows: what a step pays for the other GEMMs and the looking.
+MLP. `flag off` is the step of an engine without `--enable-lora`, `base` that of one with it and no adapter in the step.
+`no adapter` is the graph for adapters with none in its rows: what a step pays for the other GEMMs and the looking.
+The last lines compare with the limits.
 
 Run with: python benchmarks/kernels/lora_step.py [--model llama-3-8b] [--rows 1 8 32] [--adapters 8] [--rank 16]
 """
@@ -26,6 +28,10 @@ from blink.kernels.gpu.lora.memory import GpuAdapters
 from blink.kernels.lora import LowRank, WeightParts
 from blink.models.decoder import Decoder
 from blink.runner.run import Runner
+
+REPLAYS = 99
+FLAG_LIMIT = 1.005  # of a step without adapters, times that of an engine without the flag
+ADAPTERS_LIMIT = 1.08  # of a step of 32 rows with 8 adapters of rank 16, times that without
 
 
 def copy(target: torch.Tensor, source: torch.Tensor) -> None:
@@ -60,20 +66,28 @@ def with_adapters(batch: Batch, rows: int, count: int) -> Batch:
 def make_runs(decoder: Decoder, adapters: GpuAdapters, rows: int, counts: list[int], context: int) -> dict[str, Run]:
     """Return the steps of so many rows, by their names."""
     blocks = -(-context // BLOCK_SIZE)
-    cache, runner = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE), Runner(decoder)
+    cache, plain, runner = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE), Runner(decoder), Runner(decoder)
     runner.adapters = adapters
 
-    def run(batch: Batch, *, adapters: bool) -> None:
+    def run(batch: Batch, *, adapters: bool, runner: Runner = runner) -> None:
         runner.compute_logits(batch, cache, rows, rows, decoding=True, adapters=adapters)
 
     def make() -> Batch:
         return make_batch(rows, context, blocks, decoder.spec.vocab_size)
 
-    runs: dict[str, Run] = {"base": functools.partial(run, make(), adapters=False)}
+    runs: dict[str, Run] = {"flag off": functools.partial(run, make(), adapters=False, runner=plain)}
+    runs["base"] = functools.partial(run, make(), adapters=False)
     runs["no adapter"] = functools.partial(run, make(), adapters=True)
     for count in counts:
         runs[f"{count} adapters"] = functools.partial(run, with_adapters(make(), rows, count), adapters=True)
     return runs
+
+
+def compare(rows: int, times: dict[str, float], many: str) -> None:
+    """Print the ratios that have limits."""
+    for name, base, limit in (("base", "flag off", FLAG_LIMIT), (many, "base", ADAPTERS_LIMIT)):
+        ratio = times[name] / times[base]
+        print(f"{rows:>4} rows: {name} / {base} {ratio:.4f}, at most {limit}: {'yes' if ratio <= limit else 'NO'}")
 
 
 def main() -> None:
@@ -93,9 +107,10 @@ def main() -> None:
             with autotuner.tuning(Path(folder) / "products.json"):
                 for run in runs.values():
                     run()
-            times = {name: time_graph(run) / 1e3 for name, run in runs.items()}
+            times = {name: time_graph(run, REPLAYS) / 1e3 for name, run in runs.items()}
             shown = (f"{name} {time:.3f} ({time / times['base']:.3f}x)" for name, time in times.items())
             print(f"{rows:>4} rows, ms: " + ", ".join(shown), flush=True)
+            compare(rows, times, f"{options.adapters} adapters")
 
 
 if __name__ == "__main__":

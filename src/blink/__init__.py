@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blink.adapters.client import LoRARequest
     from blink.async_llm import AsyncLLM, AsyncLLMEngine
+    from blink.beam_search_params import BeamSearchParams
     from blink.llm import LLM
     from blink.offline.options import AsyncEngineArgs, EngineArgs
     from blink.outputs import CompletionOutput, RequestOutput
     from blink.request.source import PromptType, TextPrompt, TokensPrompt
     from blink.request.vectors import PoolingParams
-    from blink.sampling_params import BeamSearchParams, GuidedDecodingParams, RequestOutputKind, SamplingParams
+    from blink.sampling_params import GuidedDecodingParams, RequestOutputKind, SamplingParams
     from blink.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
@@ -43,7 +44,7 @@ _MODULES = {
     "AsyncEngineArgs": "blink.offline.options",
     "AsyncLLM": "blink.async_llm",
     "AsyncLLMEngine": "blink.async_llm",
-    "BeamSearchParams": "blink.sampling_params",
+    "BeamSearchParams": "blink.beam_search_params",
     "CompletionOutput": "blink.outputs",
     "EngineArgs": "blink.offline.options",
     "GuidedDecodingParams": "blink.sampling_params",

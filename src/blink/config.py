@@ -152,6 +152,7 @@ class EngineConfig:
     stall_timeout: float = option(
         30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
     )
+    deterministic: bool = option(False, "give a request the same bits whatever else runs: docs/deterministic.md")
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
@@ -214,6 +215,14 @@ class FrontendConfig:
         (),
         "key that clients must send as Bearer token or x-api-key; may be given several times; also BLINK_API_KEY, "
         "VLLM_API_KEY",
+    )
+    admin_api_key: tuple[str, ...] = option(
+        (),
+        "key of those who may pause and change the server, as --api-key takes them; may be given several times; also "
+        "BLINK_ADMIN_API_KEY",
+    )
+    enable_admin_endpoints: bool = option(
+        False, "let clients with an admin key pause the engine (docs/pause.md); also VLLM_SERVER_DEV_MODE=1"
     )
     allowed_origins: tuple[str, ...] = option((), "CORS: allowed origins; none by default")
     allowed_methods: tuple[str, ...] = option(("*",), "CORS: allowed methods")

@@ -97,3 +97,8 @@ class EngineUnavailableError(BlinkError):
 
 class LayoutMismatchError(BlinkError):
     """Frontend and engine were built from different layouts of the region."""
+
+
+def wrong_value(param: str, rule: str, value: object) -> BadRequestError:
+    """Return the error of a parameter that is not as a rule has it."""
+    return BadRequestError(f"{param} must be {rule}, got {value}.", param)

@@ -11,12 +11,14 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
 from blink.offline.calls import Call, Progress, Request, show_progress, with_loras
 from blink.offline.chat_options import ChatOptions, Message
+from blink.offline.controls import EngineControls
 from blink.offline.description import EngineDescription, ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import (
@@ -38,14 +40,14 @@ from blink.request.planner import Plan, PlannedSequence
 from blink.request.source import PromptType, Source, as_list, source_of
 from blink.request.table import Observer, SequenceTable
 from blink.request.vectors import check_task
-from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.sampling_params import SamplingParams
 from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
 
 __all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
 
 
-class LLM(PoolingCalls, Absent):
+class LLM(PoolingCalls, EngineControls, Absent):
     """Load a model and generate from it; calls from several threads take turns.
 
     Use as a context manager, or call close(); else the engine stops when the object or the process goes.
@@ -59,8 +61,7 @@ class LLM(PoolingCalls, Absent):
 
     def __init__(self, model: str = "", **options: Any) -> None:
         self._engine = LocalEngine(model, options)
-        self._client = self._engine.client
-        self._planner = self._engine.planner
+        self._client, self._planner = self._engine.client, self._engine.planner
         self._finalizer = weakref.finalize(self, LocalEngine.close, self._engine)
         self._table = SequenceTable(self._client, Observer())
         self._turn = threading.Lock()
@@ -274,7 +275,7 @@ class LLM(PoolingCalls, Absent):
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
     ) -> list[Request]:
-        sources = options.sources(messages, self._planner, self._engine.assets)
+        sources = options.sources(messages, self._engine.assets)
         return with_loras(self._requests(sources, params, options.priority, options.rules), options.lora_request)
 
     def _enqueue(self, requests: Sequence[Request]) -> list[str]:

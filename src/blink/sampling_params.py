@@ -8,9 +8,10 @@ from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from numbers import Real
+from operator import attrgetter
 from typing import Any
 
-from blink.errors import BadRequestError
+from blink.errors import BadRequestError, wrong_value
 from blink.region.layout import CONSTANTS, SAMPLING, ServiceClass
 from blink.sampling_ranges import SAMPLING_RANGES
 from blink.structural_tag import read_structural_tag
@@ -26,13 +27,13 @@ MAX_CHOICES = 128
 MAX_STOPS = 128
 MAX_STOP_CHARS = 16_384  # of all stop strings of a request together
 _MAX_BUDGET = 1 << 30  # longer than any context
-_MAX_LENGTH_PENALTY = 10  # any length to its power is a number
-_SAMPLING_FIELDS = SAMPLING.names or ()
 _INTEGERS = (
     "n", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "priority", "thinking_token_budget",
 )  # fmt: skip
 PLANNED_FIELDS = ("token_marks", "token_biases", "reasoning_limit", "reasoning_open", "reasoning_close")
 _NUMBERS, _INTEGER_TYPES = {int, float}, {int, type(None)}  # nearly all are one of these, which is sooner seen
+_integers_of, _ranged_of = attrgetter(*_INTEGERS), attrgetter(*SAMPLING_RANGES)  # all at once
+_USUAL = tuple(allowed.default for allowed in SAMPLING_RANGES.values())
 _SERVICE_CLASSES = (int(ServiceClass.LATENCY_SENSITIVE), int(ServiceClass.BEST_EFFORT))
 
 
@@ -134,32 +135,33 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._fill_in()
         if not 1 <= self.n <= MAX_CHOICES:
-            raise _wrong("n", f"between 1 and {MAX_CHOICES}", self.n)
+            raise wrong_value("n", f"between 1 and {MAX_CHOICES}", self.n)
         if self.max_tokens is not None and self.max_tokens < 0:
-            raise _wrong("max_tokens", "at least 0", self.max_tokens)
+            raise wrong_value("max_tokens", "at least 0", self.max_tokens)
         if self.min_tokens < 0 or (self.max_tokens is not None and self.min_tokens > self.max_tokens):
-            raise _wrong("min_tokens", "between 0 and max_tokens", self.min_tokens)
-        for name, allowed in SAMPLING_RANGES.items():
-            value = getattr(self, name)
-            if value != allowed.default and not allowed.holds(value):
-                raise BadRequestError(f"{name} must be in {allowed}, got {value}.", name)
+            raise wrong_value("min_tokens", "between 0 and max_tokens", self.min_tokens)
+        if (values := _ranged_of(self)) != _USUAL:
+            for (name, allowed), value in zip(SAMPLING_RANGES.items(), values, strict=True):
+                if value != allowed.default and not allowed.holds(value):
+                    raise BadRequestError(f"{name} must be in {allowed}, got {value}.", name)
         self._check_integer("top_k")
         if self.seed is not None and not -(2**63) <= self.seed < 2**63:
-            raise _wrong("seed", "a 64-bit integer", self.seed)
-        for name in ("logprobs", "prompt_logprobs"):
-            self._check_logprobs(name)
+            raise wrong_value("seed", "a 64-bit integer", self.seed)
+        if self.logprobs is not None or self.prompt_logprobs is not None:
+            for name in ("logprobs", "prompt_logprobs"):
+                self._check_logprobs(name)
         self._check_tokens()
         if stops := self.stops:
             self._check_stops(stops)
         if not -(2**31) <= self.priority < 2**31:
-            raise _wrong("priority", "a 32-bit integer", self.priority)
+            raise wrong_value("priority", "a 32-bit integer", self.priority)
         if self.tpot_target_ms is not None:
             self._check_tpot_target(self.tpot_target_ms)
         if self.repetition_detection:
             raise BadRequestError("repetition_detection is not supported by this server.", "repetition_detection")
         budget = self.thinking_token_budget
         if budget is not None and not -1 <= budget <= _MAX_BUDGET:
-            raise _wrong("thinking_token_budget", f"between 0 and {_MAX_BUDGET}, or -1 for any", budget)
+            raise wrong_value("thinking_token_budget", f"between 0 and {_MAX_BUDGET}, or -1 for any", budget)
 
     def clone(self) -> SamplingParams:
         """Return a copy that shares nothing with this one."""
@@ -177,13 +179,12 @@ class SamplingParams:
 
     def _fill_in(self) -> None:
         """Put in what values that mean the default stand for, and refuse those of another type."""
-        for name in _INTEGERS:
-            if type(getattr(self, name)) not in _INTEGER_TYPES:
+        if not _INTEGER_TYPES.issuperset(map(type, _integers_of(self))):
+            for name in _INTEGERS:
                 self._check_integer(name)
-        for name in SAMPLING_RANGES:
-            value = getattr(self, name)
-            if type(value) not in _NUMBERS and (isinstance(value, bool) or not isinstance(value, Real)):
-                raise BadRequestError(f"{name} must be a number, got {value!r}.", name)
+        if not _NUMBERS.issuperset(map(type, _ranged_of(self))):
+            for name in SAMPLING_RANGES:
+                _check_number(name, getattr(self, name))
         self.stop = () if self.stop is None else self.stop
         self.stop_token_ids = () if self.stop_token_ids is None else self.stop_token_ids
         self.logit_bias = {} if self.logit_bias is None else self.logit_bias
@@ -212,7 +213,7 @@ class SamplingParams:
             raise BadRequestError(
                 f"{name} of -1 asks for the whole vocabulary: this server reports at most {MAX_LOGPROBS}.", name
             )
-        raise _wrong(name, f"between 0 and {MAX_LOGPROBS}", count)
+        raise wrong_value(name, f"between 0 and {MAX_LOGPROBS}", count)
 
     def _read_named_logprobs(self, token_ids: Sequence[int]) -> None:
         """Ask for one logprob for each token that is named."""
@@ -221,44 +222,52 @@ class SamplingParams:
             self.logprob_token_ids = None
             return
         if len(named) > MAX_LOGPROBS:
-            raise _wrong(name, f"at most {MAX_LOGPROBS} ids", len(named))
+            raise wrong_value(name, f"at most {MAX_LOGPROBS} ids", len(named))
         if self.logprobs not in (None, len(named)):
-            raise _wrong("logprobs", f"the number of {name}, or none", self.logprobs)
+            raise wrong_value("logprobs", f"the number of {name}, or none", self.logprobs)
         self.logprob_token_ids, self.logprobs = named, len(named)
 
     def _check_tpot_target(self, target: float) -> None:
-        if isinstance(target, bool) or not isinstance(target, Real):
-            raise BadRequestError(f"tpot_target_ms must be a number, got {target!r}.", "tpot_target_ms")
+        _check_number("tpot_target_ms", target)
         if target != 0 and not 0.001 <= target <= MAX_TPOT_TARGET_MS:
-            raise _wrong("tpot_target_ms", f"0, or between 0.001 and {MAX_TPOT_TARGET_MS:g}", target)
+            raise wrong_value("tpot_target_ms", f"0, or between 0.001 and {MAX_TPOT_TARGET_MS:g}", target)
 
     def _check_tokens(self) -> None:
         if self.logit_bias:
             _check_biases(self.logit_bias, len(self.logprob_token_ids or ()))
         stops, allowed, most = self.stop_token_ids or (), self.allowed_token_ids, MAX_STOP_TOKENS // 2
         if len(stops) > most:
-            raise _wrong("stop_token_ids", f"at most {most} ids", len(stops))
+            raise wrong_value("stop_token_ids", f"at most {most} ids", len(stops))
         if allowed is not None and not len(allowed):
-            raise _wrong("allowed_token_ids", "one id or more", "none")
+            raise wrong_value("allowed_token_ids", "one id or more", "none")
         words = self.bad_words
         if words is not None and (isinstance(words, str) or not all(isinstance(word, str) and word for word in words)):
             raise BadRequestError("bad_words must be a list of non-empty strings.", "bad_words")
         keep, interval = self.truncate_prompt_tokens, self.stream_interval
         if keep is not None and keep != -1 and keep < 1:
-            raise _wrong("truncate_prompt_tokens", "at least 1, or -1", keep)
+            raise wrong_value("truncate_prompt_tokens", "at least 1, or -1", keep)
         if interval is not None and interval < 1:
-            raise _wrong("stream_interval", "at least 1", interval)
+            raise wrong_value("stream_interval", "at least 1", interval)
 
     def _check_stops(self, stops: Sequence[str]) -> None:
         if not all(stops):
-            raise _wrong("stop", "non-empty strings", "")
+            raise wrong_value("stop", "non-empty strings", "")
         if len(stops) > MAX_STOPS:
-            raise _wrong("stop", f"at most {MAX_STOPS} strings", len(stops))
+            raise wrong_value("stop", f"at most {MAX_STOPS} strings", len(stops))
         stop_chars = sum(map(len, stops))
         if stop_chars > MAX_STOP_CHARS:
-            raise _wrong("stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
+            raise wrong_value("stop", f"at most {MAX_STOP_CHARS} characters in sum", stop_chars)
         if not self.detokenize:
             raise BadRequestError("stop needs detokenize=True: stop strings are found in the text.", "stop")
+
+    def derive(self, **changes: Any) -> SamplingParams:
+        """Return a copy with other values, which are not checked: the caller knows that they are in range."""
+        made = object.__new__(type(self))
+        for name, value in zip(_NAMES, _values_of(self), strict=True):
+            setattr(made, name, value)
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made
 
     @property
     def stops(self) -> Sequence[str]:
@@ -296,55 +305,24 @@ class SamplingParams:
             "priority": self.priority,
             "tpot_target_us": self._tpot_target_us,
         }
-        return {name: getattr(self, name) for name in _SAMPLING_FIELDS if name not in values} | values
+        values.update(zip(_SAME_NAMES, _same_of(self), strict=True))
+        return values
 
 
-@dataclass(slots=True)
-class BeamSearchParams:
-    """Describe a search for the likeliest sequences, with vLLM's fields.
-
-    Args:
-        beam_width: sequences that are kept in each step, and returned.
-        temperature: taken; sequences are scored by the model's own logprobs, as by vLLM's default.
-        length_penalty: sequences are ranked by their logprob divided by their length to this power.
-        early_stopping: end with the step in which beam_width sequences are complete; else others may overtake them.
-    Raises:
-        BadRequestError: a value is out of range; `param` names it.
-    """
-
-    beam_width: int
-    max_tokens: int
-    ignore_eos: bool = False
-    temperature: float = 0.0
-    length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False
-    structured_outputs: StructuredOutputsParams | None = None
-    skip_special_tokens: bool = True
-    early_stopping: bool = False
-
-    def __post_init__(self) -> None:
-        most = MAX_LOGPROBS // 2  # a step looks at twice as many tokens
-        if not 1 <= self.beam_width <= most:
-            raise _wrong("beam_width", f"between 1 and {most}", self.beam_width)
-        if self.max_tokens < 1:
-            raise _wrong("max_tokens", "at least 1", self.max_tokens)
-        if self.structured_outputs is not None:
-            raise BadRequestError("Beam search does not keep to structured_outputs.", "structured_outputs")
-        if not self.temperature >= 0:
-            raise _wrong("temperature", "at least 0", self.temperature)
-        if not abs(self.length_penalty) <= _MAX_LENGTH_PENALTY:  # NaN is none
-            rule = f"between -{_MAX_LENGTH_PENALTY} and {_MAX_LENGTH_PENALTY}"
-            raise _wrong("length_penalty", rule, self.length_penalty)
+_NAMES = tuple(SamplingParams.__dataclass_fields__)
+_SAME_NAMES = tuple(name for name in SAMPLING.names or () if name in _NAMES)
+_values_of, _same_of = attrgetter(*_NAMES), attrgetter(*_SAME_NAMES)
 
 
 def _check_biases(biases: Mapping[int, float], num_named: int) -> None:
     most = MAX_LOGIT_BIASES - num_named
     if len(biases) > most:
-        raise _wrong("logit_bias", f"at most {most} entries", len(biases))
+        raise wrong_value("logit_bias", f"at most {most} entries", len(biases))
     for bias in biases.values():
         if not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
-            raise _wrong("logit_bias", f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]", bias)
+            raise wrong_value("logit_bias", f"in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]", bias)
 
 
-def _wrong(param: str, rule: str, value: object) -> BadRequestError:
-    return BadRequestError(f"{param} must be {rule}, got {value}.", param)
+def _check_number(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise BadRequestError(f"{name} must be a number, got {value!r}.", name)

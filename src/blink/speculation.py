@@ -52,16 +52,17 @@ def read_speculation(values: Mapping[str, Any]) -> Speculation:
     )
 
 
-def refuse_on_gpu(speculation: Speculation) -> None:
-    """Refuse speculation, with a `ConfigError`, where kernels do not verify drafts."""
-    if speculation.num_tokens:
-        raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
-
-
 def check_recurrent(speculation: Speculation, is_recurrent: bool) -> None:
     """Refuse speculation, with a `ConfigError`, for a model whose layers keep a state: no token is taken back of it."""
     if speculation.num_tokens and is_recurrent:
         raise ConfigError(f"{_FLAG}: models with recurrent layers do not verify drafts yet")
+
+
+def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool) -> None:
+    """Refuse speculation, with a `ConfigError`, for the attention of which no test on a GPU has verified drafts."""
+    reason = "latent attention" if is_latent else "a sliding window" if has_windows else ""
+    if speculation.num_tokens and reason:
+        raise ConfigError(f"{_FLAG}: models with {reason} do not verify drafts on GPUs yet: add --device cpu")
 
 
 def _take(values: Mapping[str, Any], key: str, usual: int, most: int) -> int:

@@ -20,6 +20,7 @@ import torch
 from blink.models.weights.files import default_model_path
 from example_programs import FOLDER, list_examples
 from lora_adapters import write_adapter
+from model_families import save_model
 from pooling_models import save_embedder
 from ports import free_port
 from processes import Engine, Frontend, run_engine, start_frontend, stop
@@ -106,6 +107,14 @@ def test_lora_adapters(tmp_path: Path) -> None:
             stop(frontend.process)
     assert base.startswith("tiny (base model): ") and mine.startswith("mine (adapter of tiny): ")
     assert base.partition(": ")[2] != mine.partition(": ")[2]
+
+
+def test_rl_loop(tmp_path: Path) -> None:
+    save_model("llama-3.1", tmp_path)
+    lines = run_example("rl_loop.py", str(tmp_path), "30").splitlines()
+    rewards = [float(line.rpartition(" ")[2]) for line in lines]
+    assert len(rewards) == 30
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
 
 
 def test_embeddings_search(tmp_path: Path) -> None:

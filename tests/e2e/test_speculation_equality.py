@@ -20,6 +20,7 @@ from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.models.weights.files import default_model_path
 from blink.structured_outputs import StructuredOutputsParams
+from free_drafts import load_without_costs
 from processes import Frontend, start_frontend, stop
 from tiny_model import write_tiny_model
 
@@ -53,6 +54,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "stop strings": {"stop": ["the", "ing"]},
     "min_tokens": {"min_tokens": 12, "stop_token_ids": [28, 284, 1003, 198, 30]},
 }
+MOST_TOKENS = {"tools": 72}  # the second call, which repeats the first, begins behind 24
 FEW_TOKENS = [28, 260, 284, *range(1000, 1012, 3)]
 TEMPERATURES = (0.0, 0.8, 1.5)
 SUBJECTS = ("apples", "the sea", "old maps", "trains", "winter", "a river", "bread", "clocks", "birds", "stone walls")
@@ -66,7 +68,8 @@ PROMPTS = [form.format(subject) for subject in SUBJECTS for form in FORMS]
 
 
 def load(model: str, **options: Any) -> LLM:
-    return LLM(model, max_num_seqs=8, enable_prefix_caching=False, max_model_len=512, cpu_threads=1, **options)
+    usual = {"max_num_seqs": 8, "enable_prefix_caching": False, "max_model_len": 512, "cpu_threads": 1}
+    return load_without_costs(model, **usual, **options)
 
 
 def outcomes(llm: LLM, prompt: str, temperature: float, kind: Mapping[str, Any], max_tokens: int) -> list[Any]:
@@ -122,7 +125,7 @@ def test_a_form_gives_more_than_one_token_a_step(tiny: tuple[LLM, LLM]) -> None:
     found, expected = (outcomes(llm, PROMPTS[0], 0.0, KINDS["tools"], 200) for llm in (drafting, plain))
     assert found[0][:2] == expected[0][:2]
     steps = plain.stats()["num_steps"] - before[0], drafting.stats()["num_steps"] - before[1]
-    assert drafting.stats()["accepted_tokens"] - before[2] == steps[0] - steps[1] > steps[0] // 8
+    assert drafting.stats()["accepted_tokens"] - before[2] == steps[0] - steps[1] > steps[0] // 10
     assert plain.stats()["draft_tokens"] == 0
 
 
@@ -162,12 +165,14 @@ def post(frontend: Frontend, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
     """Bit by bit: the default model is in a GGUF format."""
+    most = MOST_TOKENS.get(kind, 24)
     with load("") as plain, load("", speculative_config=SPECULATIVE) as drafting:
         for prompt in PROMPTS:
             for temperature in TEMPERATURES:
-                expected = outcomes(plain, prompt, temperature, KINDS[kind], 24)
-                assert outcomes(drafting, prompt, temperature, KINDS[kind], 24) == expected, (prompt, temperature)
-        assert drafting.stats()["accepted_tokens"] > 50
+                expected = outcomes(plain, prompt, temperature, KINDS[kind], most)
+                assert outcomes(drafting, prompt, temperature, KINDS[kind], most) == expected, (prompt, temperature)
+        stats = drafting.stats()
+        assert stats["draft_tokens"] > 50 and (stats["accepted_tokens"] > 50 or kind == "penalties")  # of repetition
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_engine import CONFIG, PROMPT, connect
+from test_engine import PROMPT
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from blink.grammar.compiler import compile_structured
@@ -24,6 +21,7 @@ from blink.link.client import EngineClient
 from blink.region.layout import CqeKind, FinishReason
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
+from engine_process import connect, run_engine_process
 from processes import wait_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -49,20 +47,11 @@ ITEMS = {
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """An engine process with random weights, whose first tokens are the bytes."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     tokenizer = Tokenizer(models.BPE({text: index for index, text in enumerate(BYTES)}, []))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
-    flags = [f"--model={tmp_path}", "--load-format=dummy", "--device=cuda", f"--region={region}"]
-    process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *flags, "--num-gpu-blocks-override=32768"])
-    yield process, region
-    process.send_signal(signal.SIGCONT)
-    process.terminate()
-    try:
-        assert process.wait(20) == 0
-    finally:
-        process.kill()
+    with run_engine_process(tmp_path, "--num-gpu-blocks-override=32768") as running:
+        yield running
 
 
 class Texts:

@@ -190,6 +190,7 @@ def run_on_device(config: EngineConfig, *, costed: bool) -> tuple[np.ndarray, di
     def start() -> None:
         nonlocal started
         started = True
+        scheduler.prepare()
         scheduler.start()
 
     found = run(region, advance, start)

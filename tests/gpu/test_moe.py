@@ -18,6 +18,7 @@ from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.operands import Activation
 
 gpu_moe = pytest.importorskip("blink.kernels.gpu.moe.grouped")
+routing = pytest.importorskip("blink.kernels.gpu.moe.routing")
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -181,6 +182,25 @@ def test_a_row_with_nan_chooses_as_many_experts_as_others(num_nan: int, device: 
     chosen = [routes.pairs[expert, : int(routes.counts[expert])].tolist() for expert in range(5)]
     assert sorted(pair for pairs in chosen for pair in pairs) == list(range(8))
     assert routes.weights.view(4, 2).isnan().any(1).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("num_experts", "top_k"), [(5, 2), (12, 8)])
+def test_many_tokens_are_routed_as_few_are(
+    num_experts: int, top_k: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal logits, a row of NaN, one with some, infinite ones, and padding are among them."""
+    logits = make_logits(300, num_experts, torch.float32).mul(4).round().to(device)
+    logits[7], logits[40, 1:3], logits[41], logits[42, 2] = torch.nan, torch.nan, -torch.inf, torch.inf
+    num_tokens = torch.tensor([290], dtype=torch.int32, device=device)
+    many = gpu_moe.route(logits, num_tokens, top_k)
+    monkeypatch.setattr(routing, "_FEW_TOKENS", 300)
+    few = gpu_moe.route(logits, num_tokens, top_k)
+    assert many.counts.tolist() == few.counts.tolist()
+    assert sum(many.counts.tolist()) == 290 * top_k
+    for expert, count in enumerate(few.counts.tolist()):
+        assert torch.equal(many.pairs[expert, :count], few.pairs[expert, :count])
+    written = 290 * top_k
+    torch.testing.assert_close(many.weights[:written], few.weights[:written], equal_nan=True, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -68,7 +68,6 @@ def one_row(batch: Batch, row: int) -> Batch:
 
 
 @pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
-@pytest.mark.xfail(strict=False, reason="rows of one text do not attend bit by bit yet: GPU engines refuse drafts")
 @pytest.mark.parametrize(
     "groups",
     [
@@ -99,7 +98,7 @@ def test_rows_of_one_text_attend_as_in_steps_of_their_own(
     block_size: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bit by bit; what the cache has in the rows' own cells before is not a number."""
+    """Bit by bit; what the cache has in the rows' own cells before is not a number, of which attention makes zeros."""
     monkeypatch.setattr("blink.kernels.gpu.attention.decode.choose_attention_config", lambda *_: config)
     torch.manual_seed(3)
     batch = on_gpu(make_groups(groups, block_size))
@@ -114,12 +113,14 @@ def test_rows_of_one_text_attend_as_in_steps_of_their_own(
     scales = KvScales(0.75, 2.0) if is_fp8 else KvScales()
 
     def attend(step: Batch, own_qkv: Tensor, cache: Tensor) -> Tensor:
-        return decode_attention(own_qkv, LayerCache(cache), step, table, norm, kv_scales=scales)
+        found = decode_attention(own_qkv, LayerCache(cache), step, table, norm, kv_scales=scales)
+        torch.cuda.synchronize()  # older keys are read before the wait: the next step begins when this one has ended
+        return found
 
     alone, together = cells.clone(), cells.clone()
     expected = torch.cat([attend(one_row(batch, row), qkv[row : row + 1], alone) for row in range(rows)])
     found = attend(batch, qkv, together)
-    assert not expected.isnan().any()
+    assert expected.any(dim=1).all()
     assert torch.equal(found, expected)
     assert torch.equal(together.view(torch.uint8), alone.view(torch.uint8))
 

@@ -75,7 +75,8 @@ bool is_bad(const Geometry& g, const Sqe& e) {
   };
   const auto beyond = [](float value, float low, float high) { return !(value >= low && value <= high); };
   const bool cancels = e.opcode == uint32_t(Opcode::kCancel);
-  if (e.opcode == uint32_t(Opcode::kResetPrefixCache)) return false;
+  if (e.opcode == uint32_t(Opcode::kResetPrefixCache) || e.opcode == uint32_t(Opcode::kResume)) return false;
+  if (e.opcode == uint32_t(Opcode::kPause)) return e.pause_mode < 1 || e.pause_mode > 4 || e.pause_drop > 1;
   if (e.opcode != uint32_t(Opcode::kSubmit) && !cancels) return true;
   if ((e.sequence & 0xffffffff) >= g.sequences_per_queue_pair) return true;
   if (cancels) return false;

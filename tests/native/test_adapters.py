@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 from blink.engine.geometry import build_geometry
 from blink.link.queue_pair import NO_ADAPTER, AdapterId, QueuePair
@@ -58,7 +57,7 @@ def submit(
     h: Harness, pair: QueuePair, adapter: AdapterId, prompt: Sequence[int] = PROMPT, count: int = 9, salt: bytes = b""
 ) -> int:
     """Submit a prompt under an adapter, by default with the hashes that it has without any."""
-    entry = replace(submission(prompt, hashes=h.hashes(prompt, salt)), adapter=adapter)
+    entry = submission(prompt, hashes=h.hashes(prompt, salt))._replace(adapter=adapter)
     return pair.submit(entry, SamplingParams(max_tokens=count))
 
 

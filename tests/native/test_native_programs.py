@@ -70,8 +70,7 @@ def check_fuzz(program: Path, entries: int, seed: int, timeout: float) -> None:
 
 
 def test_random_entries_words_and_arenas_of_one_frontend_harm_nobody(compile_native: Compile) -> None:
-    program = build(compile_native, "fuzz.cpp", "address,undefined", "-O1")
-    check_fuzz(program, 40_000, 9, timeout=400)
+    check_fuzz(build(compile_native, "fuzz.cpp", "address,undefined"), 40_000, 9, timeout=400)
 
 
 def test_what_the_optimizer_may_take_for_granted_holds(compile_native: Compile) -> None:

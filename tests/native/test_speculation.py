@@ -115,6 +115,28 @@ def test_useless_drafts_let_a_sequence_rest_on_the_fast_path() -> None:
         assert int(h.scheduler["num_fast_steps"]) > 50
 
 
+def test_a_text_whose_ngrams_are_new_takes_the_fast_path() -> None:
+    """No source is known, and none is found: but for the first and the last steps, compose() has nothing to decide."""
+    with running(small_config(speculative_config=spec(shortest=9)), max_model_len=512, num_blocks=128) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = ask(h, pair, [], max_tokens=60)
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert inbox.tokens(sequence) == expected_tokens(PROMPT, 60, VOCAB)
+        assert h.statistic("num_drafts") == 0 and int(h.scheduler["num_fast_steps"]) >= 56
+
+
+@pytest.mark.parametrize("shortest", [2, 3])
+def test_the_fast_path_stops_where_an_ngram_is_known(shortest: int) -> None:
+    """The prediction is found at its place in the middle of the answer, with the first token that makes an n-gram."""
+    with running(small_config(speculative_config=spec(shortest=shortest)), max_model_len=512, num_blocks=128) as h:
+        pair, inbox = h.frontend(), Inbox()
+        sequence = ask(h, pair, [96, 95, *ANSWER[20:40]], max_tokens=44)
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert inbox.tokens(sequence) == ANSWER[:44]
+        assert h.statistic("accepted_tokens") >= 20 - shortest - DRAFTS
+        assert int(h.scheduler["num_fast_steps"]) > 10
+
+
 def test_where_time_is_not_won_no_draft_is_verified() -> None:
     """The table says that a step of two rows takes twice as long as one of one row: no draft is worth that."""
     for per_row, is_drafted in ((MILLISECOND, False), (1000, True)):

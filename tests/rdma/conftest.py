@@ -48,7 +48,7 @@ class GuestTest(pytest.Item):
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if _HERE:
         return
-    run = GuestRun([item.name for item in items if item.get_closest_marker("rdma")])
+    run = GuestRun([item for item in items if item.get_closest_marker("rdma")])
     config.stash[_GUEST_RUN] = run
     for i, item in enumerate(items):
         if item.get_closest_marker("rdma") and isinstance(item.parent, pytest.Collector):

@@ -29,8 +29,9 @@ class GuestRun:
 
     TIMEOUT = 3000.0  # seconds, for a machine that does much else; a few minutes are usual
 
-    def __init__(self, names: list[str]) -> None:
-        self._names = sorted({name.partition("[")[0] for name in names})
+    def __init__(self, items: list[pytest.Item]) -> None:
+        self._names = sorted({item.name.partition("[")[0] for item in items})
+        self._files = sorted({str(item.path) for item in items})  # an emulated processor is slow to load the others
         self._outcome: Future[Outcome] | None = None
 
     def begin(self, rig: Executor) -> None:
@@ -53,7 +54,7 @@ class GuestRun:
         return self._outcome.result().packages if is_over and self._outcome is not None else ""
 
     def _run(self) -> Outcome:
-        return start_guest_tests(["-k", " or ".join(self._names), str(HERE)]).wait(self.TIMEOUT)
+        return start_guest_tests(["-k", " or ".join(self._names), *self._files]).wait(self.TIMEOUT)
 
 
 def start_guest_tests(tests: list[str], **machine: object) -> Machine:

@@ -74,6 +74,7 @@ def list_cases() -> list[Case]:
         _wrong_prompts,
         _other_paths,
         _guarded,
+        _admin,
         _engineless,
     )
     return list({case.key: case for cases in made for case in cases()}.values())
@@ -623,6 +624,28 @@ def _guarded() -> Iterator[Case]:
     yield _post("guarded", CHAT, json.dumps({"messages": [_USER]}) + " " * 2000, headers=key)
     yield Case("guarded", "GET", "/version", headers={"Host": "evil.example"})
     yield Case("guarded", "OPTIONS", CHAT, headers=origin | {"Access-Control-Request-Method": "POST"})
+
+
+def _admin() -> Iterator[Case]:
+    """Yield changes of the server, with the key for them, with another, and where they are switched off."""
+    master = {"Authorization": "Bearer master"}
+    posts = ("/pause", "/pause?mode=keep&clear_cache=false", "/pause?mode=stop", "/is_paused", "/resume")
+    for path in (*posts, "/pause_generation", "/continue_generation"):
+        method = "GET" if path == "/is_paused" else "POST"
+        for headers in (master, {"Authorization": "Bearer secret"}, {}):
+            yield Case("admin", method, path, headers=headers)
+        for server in ("plain", "away admin"):
+            yield Case(server, method, path, headers=master)
+    for path in ("/sleep", "/sleep?level=3", "/wake_up", "/wake_up?tags=weights&tags=nothing", "/is_sleeping"):
+        for server in ("plain", "admin", "away admin"):
+            yield Case(server, "GET" if path == "/is_sleeping" else "POST", path, headers=master)
+    for body in ({"model_path": "/nowhere"}, {"model_path": ""}, {}):
+        for server in ("plain", "admin", "away admin"):
+            yield _post(server, "/update_weights_from_disk", body, headers=master)
+    for body in ({"mode": "retract"}, {"mode": "wait"}, "[]"):
+        yield _post("admin", "/pause_generation", body, headers=master)
+    yield _post("admin", "/v1/unload_lora_adapter", {"lora_name": "a"}, headers={"x-api-key": "secret"})
+    yield Case("admin", "GET", "/v1/models", headers=master)
 
 
 def _engineless() -> Iterator[Case]:

@@ -14,7 +14,7 @@ import fake_engine
 from blink.api.openai.schema import ChatBody
 from blink.api.reading import read_body
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.text.assets import ModelAssets
 from blink.text.message.formats import CALL_FORMATS, find_call_format, fit_call_format
 from blink.text.message.parser import MessageForm, MessageParser
@@ -92,4 +92,4 @@ def cuts_of(text: str) -> Iterator[list[str]]:
 def render(template: str, messages: list[dict[str, Any]], **fields: Any) -> str:
     """Return the prompt of a conversation with the tools."""
     body = ChatBody.model_validate({"messages": messages, "tools": TOOLS, **fields})
-    return Planner(assets_of(template)).render(body.messages, body.rendering({}))
+    return render_messages(body.messages, body.rendering({}), assets_of(template))

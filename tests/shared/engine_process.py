@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
@@ -36,11 +37,16 @@ CONFIG = {
 
 
 @contextmanager
-def run_engine_process(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run an engine with random weights; yield it and its region, and expect that it ends well."""
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+def run_engine_process(
+    folder: Path, *flags: str, config: Mapping[str, Any] = CONFIG, program: Sequence[str] = ("-m", "blink")
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run an engine with random weights; yield it and its region, and expect that it ends well.
+
+    program: what Python runs as `blink`.
+    """
+    (folder / "config.json").write_text(json.dumps(config))
     region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
-    command = [sys.executable, "-m", "blink", "engine", f"--model={folder}", "--load-format=dummy", "--device=cuda"]
+    command = [sys.executable, *program, "engine", f"--model={folder}", "--load-format=dummy", "--device=cuda"]
     process = subprocess.Popen([*command, f"--region={region}", *flags])
     yield process, region
     process.send_signal(signal.SIGCONT)

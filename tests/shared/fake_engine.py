@@ -26,7 +26,7 @@ from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo
 from blink.link.group import EngineGroup
-from blink.region.layout import COMPLETION, CqeKind, FinishReason
+from blink.region.layout import COMPLETION, CqeKind, Drop, FinishReason, PauseMode
 from blink.text.assets import ModelAssets
 from make_tokenizer import VOCAB_SIZE
 
@@ -57,7 +57,9 @@ class FakeEngine:
         self.submitted: list[SimpleNamespace] = []
         self.cancelled: list[int] = []
         self.wake: Callable[[], object] = lambda: None
-        self._answered = 0
+        self._answered = self._num_pauses = 0
+        self.is_paused, self.absent = False, 0
+        self.paused: list[tuple[PauseMode, Drop]] = []  # how it was asked to
 
     def submit(self, prompt: Any, params: Any, **options: Any) -> int:
         if self.refusal is not None:
@@ -88,7 +90,15 @@ class FakeEngine:
         yield {"kind": CqeKind.TOKEN, "sequence": sequence, "token": _TOKEN, "finish_reason": FinishReason.LENGTH}
 
     def stats(self) -> dict[str, int]:
-        return {}
+        return {"num_pauses": self._num_pauses} if self._num_pauses else {}
+
+    def pause(self, mode: PauseMode, drop: Drop) -> None:
+        self.paused.append((mode, drop))
+        self.is_paused = True
+        self._num_pauses += 1
+
+    def resume(self) -> None:
+        self.is_paused = False
 
     def reset_prefix_cache(self) -> None:
         raise BlinkError("a fake engine has no cache")

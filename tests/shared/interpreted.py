@@ -24,4 +24,19 @@ TESTS = tuple(
     )
 )
 EVERY_CASE = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-SOME_CASES = {**EVERY_CASE, "BLINK_TEST_CASES": "1"}  # of each test
+# Tests that take the interpreter seconds, of kernels that others run too: only where every case is run.
+_LONG = (
+    "tests/gpu/test_attention.py::test_heads_larger_than_usual_have_every_option",
+    "tests/gpu/test_attention.py::test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended",
+    "tests/gpu/test_delta_rule_gpu.py::test_a_prompt_cut_anywhere_leaves_the_same_state",
+    "tests/gpu/test_delta_rule_gpu.py::test_one_token_repeated_is_learnt_without_loss",
+    "tests/gpu/test_latent_gpu.py::test_padding_gives_zeros",
+    "tests/gpu/test_latent_gpu.py::test_published_sizes_attend",
+    "tests/gpu/test_mamba_gpu.py::test_rows_of_all_lengths_start_from_their_states",
+    "tests/gpu/test_moe.py::test_all_tokens_may_choose_the_same_experts",
+)
+SOME_CASES = {  # one of each other test
+    **EVERY_CASE,
+    "BLINK_TEST_CASES": "1",
+    "PYTEST_ADDOPTS": " ".join(f"--deselect={test}" for test in _LONG),
+}

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from blink import LLM, RequestOutput, SamplingParams
@@ -488,3 +490,12 @@ def check(model: Any, prompts: list[list[int]], found: Found) -> None:
         if together != tokens:
             problems.append(f"prompt of {len(prompt)} tokens: continued by {together} in a batch, alone by {tokens}")
     assert not problems, "\n".join(problems)
+
+
+def change_weights(source: Path, target: Path) -> Path:
+    """Copy a model with other weights."""
+    shutil.copytree(source, target)
+    for path in target.glob("*.safetensors"):
+        tensors = {name: tensor.flip(-1).contiguous() for name, tensor in load_file(path).items()}
+        save_file(tensors, path)
+    return target

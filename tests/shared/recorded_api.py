@@ -147,6 +147,7 @@ class RecordedServers:
             allowed_origins=("https://a.example",),
             enable_request_id_headers=True,
         )
+        admin = replace(plain, api_key=("secret",), admin_api_key=("master",), enable_admin_endpoints=True)
         tools = replace(plain, tool_call_parser="hermes", reasoning_parser="deepseek_r1")
         bare = replace(plain, page=False, enable_auto_tool_choice=False, model=ModelConfig(model=MODEL.model))
         self._openers: dict[str, Callable[[], FakeServer]] = {
@@ -157,6 +158,8 @@ class RecordedServers:
             "guarded": partial(self._open, guarded),
             "coder": partial(self._open, plain, is_coder=True),
             "away": partial(self._open, plain, ready=False, unavailable_reason="the engine is not running"),
+            "admin": partial(self._open, admin),
+            "away admin": partial(self._open, admin, ready=False, unavailable_reason="the engine is not running"),
             "full": partial(self._open, plain, refusal=OverloadedError("The queue is full.")),
             "embeds": partial(self._open_pooling, plain, Task.EMBED),
             "scores": partial(self._open_pooling, plain, Task.SCORE),

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink.beam_search_params import BeamSearchParams
 from blink.config import FrontendConfig
 from blink.errors import EngineUnavailableError, OverloadedError
 from blink.region.layout import CqeKind, FinishReason
 from blink.request.beam_search import Beam, run_steps, search
-from blink.sampling_params import BeamSearchParams
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.generation import TokenLogprob
 from fake_engine import ENGINE, FakeEngine, FakeServer

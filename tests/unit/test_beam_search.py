@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BadRequestError, BlinkError
 from blink.request.beam_search import Beam, Tokens, position_of, run_steps, scoring_params, search
-from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.sampling_params import SamplingParams
 from blink.text.generation import Generation, TokenLogprob
 from blink.text.tokenizer import NoTokenizer
 

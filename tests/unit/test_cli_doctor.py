@@ -24,9 +24,8 @@ from blink.cli.doctor import (
     examine_port,
     examine_torch,
 )
-from blink.cli.finding import Finding
 from blink.cli.model_fit import examine_given_model
-from blink.cli.torch_probe import probe_torch
+from blink.cli.torch_probe import Gpu, TorchReport, probe_torch
 from blink.formats.fp8 import FP8
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.packed import pack
@@ -57,11 +56,31 @@ def _run(**environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_machine_that_runs_these_tests_can_serve() -> None:
+def test_machine_that_runs_these_tests_can_serve_and_has_its_torch_reported() -> None:
     run = _run()
     assert run.returncode == 0, run.stdout
     assert run.stdout.endswith("This machine can serve.\n")
     assert "fail" not in {line.split(maxsplit=1)[0] for line in run.stdout.splitlines()}
+    assert re.search(rf"^ok +torch: {re.escape(torch.__version__)}$", run.stdout, re.MULTILINE), run.stdout
+    assert re.search(r"^\w+ +GPU: ", run.stdout, re.MULTILINE), run.stdout
+
+
+@pytest.mark.parametrize(("peers", "level"), [((1, 1), "ok"), ((1, 0), "warn")])
+def test_gpus_that_reach_each_others_memory_are_told_from_others(
+    peers: tuple[int, int], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = tuple(Gpu("H100", 80 << 30, 3e12, 9, 0, count) for count in peers)
+    monkeypatch.setattr("blink.cli.doctor.probe_torch", lambda: TorchReport("2.11", gpus))
+    [finding] = [finding for finding in examine_torch() if finding.subject == "peers"]
+    assert finding.level == level
+    assert finding.text.endswith(
+        "of all others: 1" if level == "warn" else "each of 2 GPUs reaches the memory of all others"
+    )
+
+
+def test_one_gpu_has_no_peers_to_tell_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blink.cli.doctor.probe_torch", lambda: TorchReport("2.11", (Gpu("H100", 80 << 30, 3e12),)))
+    assert all(finding.subject != "peers" for finding in examine_torch())
 
 
 def test_broken_library_is_a_failure_with_advice(tmp_path: Path) -> None:
@@ -76,12 +95,6 @@ def test_broken_library_is_a_failure_with_advice(tmp_path: Path) -> None:
 
 def test_library_loads() -> None:
     assert [finding.level for finding in examine_library()] == ["ok"]
-
-
-def test_torch_is_reported_as_installed() -> None:
-    found = {finding.subject: finding for finding in examine_torch()}
-    assert found["torch"] == Finding("ok", "torch", torch.__version__)
-    assert "GPU" in found
 
 
 def test_isolation_is_reported_with_the_cores_that_this_process_may_use() -> None:

@@ -66,6 +66,9 @@ class DeviceTwin:
         for run in segments:
             run()
 
+    def prepare(self) -> None:
+        self.log.append("prepare")
+
     def start(self) -> None:
         self.log.append("start")
         self._region.control["state"] = EngineState.STOPPED
@@ -103,7 +106,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     DeviceTwin.log = []
     monkeypatch.setenv("CUDA_MODULE_LOADING", "")
     monkeypatch.setattr(gpu, "DeviceState", lambda region, device: DeviceTwin(region))  # noqa: ARG005
-    monkeypatch.setattr(gpu, "DeviceScheduler", lambda state: state)
+    monkeypatch.setattr(gpu, "DeviceScheduler", lambda state, plan_words: state)  # noqa: ARG005
     monkeypatch.setattr(gpu.cublas, "reserve_sm", lambda: DeviceTwin.log.append("reserve SM"))
     monkeypatch.setattr(gpu.autotuner, "tuning", lambda path: nullcontext(DeviceTwin.log.append(path.name)))
     monkeypatch.setattr(gpu, "report_energy", lambda region, bus_id: DeviceTwin.log.append(f"energy {bus_id}"))  # noqa: ARG005
@@ -154,7 +157,7 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0
-    assert log[len(expected) :] == ["start", "energy 0000:41:00.0", "destroy graphs", "close"]
+    assert log[len(expected) :] == ["prepare", "start", "energy 0000:41:00.0", "destroy graphs", "close"]
     assert not region_path(region).exists()
 
 

@@ -142,8 +142,9 @@ def test_a_text_is_no_value_of_another_type_that_the_schema_forbids(name: str, s
     assert not automaton.accepts(write(name, {"x": text}, "f").encode())
 
 
+@pytest.mark.parametrize("num_texts", [6, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
-def test_random_forced_calls_are_valid(name: str) -> None:
+def test_random_forced_calls_are_valid(name: str, num_texts: int) -> None:
     properties: dict[str, Any] = {
         "kind": {"enum": ["a", 'b "c"', 1, True, None]},
         "pages": {"type": ["integer", "null"]},
@@ -153,7 +154,7 @@ def test_random_forced_calls_are_valid(name: str) -> None:
     schema = {"type": "object", "properties": properties, "required": ["kind"], "additionalProperties": False}
     use = ToolUse((Function("f", schema), Function("g")), "required")
     automaton, chance, most = automaton_of(name, use), random.Random(2), 0
-    for text in filter(None, (automaton.draw(chance, 300) for _ in range(15))):
+    for text in filter(None, (automaton.draw(chance, 300) for _ in range(num_texts))):
         calls = read(name, text.replace(SPECIAL_MARK, b"").decode(), use)
         most = max(most, len(calls))
         for arguments in calls:

@@ -30,7 +30,7 @@ from blink.errors import BadRequestError, ConfigError
 from blink.grammar.compiler import compile_structured
 from blink.grammar.literal import SPECIAL_MARK
 from blink.region.layout import FinishReason
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets, load_assets
 from blink.text.generation import Generation
@@ -304,7 +304,7 @@ def result_of(identity: str) -> dict[str, Any]:
 
 def render(assets: ModelAssets, messages: list[dict[str, Any]], **fields: Any) -> str:
     body = ChatBody.model_validate({"messages": messages, **fields})
-    return Planner(assets).render(body.messages, body.rendering({}))
+    return render_messages(body.messages, body.rendering({}), assets)
 
 
 def test_prompts_take_what_the_format_knows(assets: ModelAssets) -> None:

@@ -28,7 +28,6 @@ from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import Choice, NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.gpu_device import (
-    DELTA_DECODE,
     LATENT_ATTENTION,
     MAX_MIXED_TOKENS,
     PAGED_ATTENTION,
@@ -36,6 +35,7 @@ from blink.runner.gpu_device import (
     STREAMED,
     GpuDevice,
 )
+from blink.runner.gpu_recurrences import DELTA_DECODE
 from blink.runner.planner import choose_gated, choose_matmul, plan_step
 from blink.runner.sites import LayerSites, ModelSites, expected_sites
 from model_specs import attention_of, make_attention, make_spec

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -140,3 +141,25 @@ def test_bfloat16_attention_is_close_to_float64() -> None:
     found = paged_attention(query, cache, plan_attention(batch, num_tokens, 2, [], cache))
     expected = attend_naively(query, cache.cells, batch, rows)
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_tokens_that_attend_one_by_one_have_the_same_bits_in_any_chunk() -> None:
+    """Each query of a prompt equals, bit by bit, that of a row of its own."""
+    torch.manual_seed(9)
+    cache, query = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM)), torch.randn(24, 6, HEAD_DIM)
+    batch, num_tokens = make_batch([(1, 7), (5, 21), (18, 40)], 16)
+    lens = [7, *range(17, 22), *range(23, 41)]
+    batch.positions[:num_tokens] = torch.tensor(lens) - 1
+    [group] = cpu.plan_attention(batch, num_tokens, 16, torch.float32, by_token=True).find_groups(0)
+    found = cpu.attend_native(query, cache, group, AttentionOptions())
+    rows = [0] + [1] * 5 + [2] * 18
+    for token, (row, length) in enumerate(zip(rows, lens, strict=True)):
+        alone = dataclasses.replace(
+            batch, row_slots=batch.row_slots[row : row + 1], context_lens=torch.tensor([length], dtype=torch.int32)
+        )
+        alone.header[:] = 0
+        for word in (Header.NUM_ROWS, Header.NUM_TOKENS, Header.NUM_DECODE_ROWS):
+            alone.header[word] = 1
+        [single] = cpu.plan_attention(alone, 1, 16, torch.float32).find_groups(0)
+        expected = cpu.attend_native(query[token : token + 1], cache, single, AttentionOptions())
+        assert torch.equal(found[token : token + 1], expected)

@@ -73,3 +73,16 @@ def test_each_token_gets_the_weighted_sum_of_its_best_experts(renormalize: bool,
             expected[token] += probabilities[expert] / total * (down[expert].double() @ inner)
     found = moe(x, logits, gate_up, down, top_k=top_k, renormalize=renormalize)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_on_a_cpu_has_the_same_bits_among_any_others() -> None:
+    """By 7 threads, whose borders would be in the middle of vectors."""
+    threads = torch.get_num_threads()
+    torch.manual_seed(11)
+    gate_up = torch.randn(64, 2 * 1536)
+    alone = torch.cat([activate(gate_up[row : row + 1]) for row in range(64)])
+    try:
+        torch.set_num_threads(7)
+        assert torch.equal(activate(gate_up), alone)
+    finally:
+        torch.set_num_threads(threads)

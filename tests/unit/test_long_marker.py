@@ -3,32 +3,48 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-_ROOT = Path(__file__).resolve().parents[2]
-_LONG = "test_64_streams_of_the_default_model_for_a_minute"
-_LONGER = "test_64_streams_for_ten_minutes_with_everything_on"
-_SHORT = "test_64_streams_with_hang_ups_leak_nothing_and_err_nowhere"
+from suite_rules import run_pytest
+
+_MODULE = """
+import pytest
+
+def test_of_seconds():
+    pass
+
+@pytest.mark.e2e
+def test_of_a_server():
+    pass
+
+@pytest.mark.long
+@pytest.mark.e2e
+def test_of_minutes():
+    pass
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [1, pytest.param(2)])
+def test_of_hours(case):
+    pass
+
+@pytest.mark.parametrize("case", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_of_both(case):
+    pass
+"""
+_SHORT = {"test_of_seconds", "test_of_a_server", "test_of_both[1]"}
+_LONG = {"test_of_minutes", "test_of_hours[1]", "test_of_hours[2]", "test_of_both[2]"}
 
 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["-m", "e2e"], {_SHORT}),
-        (["--long", "-k", "minute"], {_LONG, _LONGER}),
+        (["-m", "e2e"], {"test_of_a_server"}),
+        (["--long", "-k", "test_of"], _SHORT | _LONG),
     ],
 )
-def test_long_tests_wait_for_the_flag(flags: list[str], expected: set[str]) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/e2e/test_soak.py", *flags],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+def test_long_tests_wait_for_the_flag(tmp_path: Path, flags: list[str], expected: set[str]) -> None:
+    (tmp_path / "test_some.py").write_text(_MODULE)
+    run = run_pytest(tmp_path, "--collect-only", "-q", *flags)
     assert {line.partition("::")[2] for line in run.stdout.splitlines() if "::" in line} == expected, run.stderr

@@ -24,7 +24,7 @@ from model_families import FAMILIES, MXFP4, NUM_NEW, check, count_parameters, ge
 
 # The others are near to these: what sets them apart is in the long run, and in tests of their parts.
 _LONG = {"llama-biased", "qwen2-yarn", "qwen3", "qwen3_moe-plain", "ministral", "phi3-short", "gemma4-heads", MXFP4}
-_LONG |= {"glm4_moe-plain"}
+_LONG |= {"glm4_moe-plain", "opt-unbiased", "granite4-hybrid-dense"}
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in _LONG else name for name in FAMILIES]
 # These have all options that a step's begin, middle and end know.
 _CUT = {"gemma2", "gemma3", "gemma4", "olmo2", "granite"}

@@ -38,7 +38,7 @@ from model_mutations import (
 )
 from small_tokenizer import write_hollow_gguf
 
-NUM_MUTATIONS = int(os.environ.get("BLINK_MUTATIONS", "100"))
+NUM_MUTATIONS = int(os.environ.get("BLINK_MUTATIONS", "40"))
 NUM_LONG = 7000  # of each of three kinds, together more than 20,000
 COUNTS = [NUM_MUTATIONS, pytest.param(NUM_LONG, marks=[pytest.mark.long, pytest.mark.timeout(1800)])]
 MARGIN = 768 << 20  # what 2,097,152 positions of a head of 32 take twice over, and the allocators' arenas

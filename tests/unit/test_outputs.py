@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import blink
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BadRequestError, ConfigError
 from blink.models.weights.text_files import read_json
 from blink.offline.absent import Absent
@@ -23,7 +24,7 @@ from blink.outputs import Logprob, logprobs_of
 from blink.region.layout import FinishReason
 from blink.request.planner import Plan, PlannedSequence, Planner
 from blink.request.source import Source, source_of
-from blink.sampling_params import MAX_LOGIT_BIASES, BeamSearchParams, RequestOutputKind, SamplingParams
+from blink.sampling_params import MAX_LOGIT_BIASES, RequestOutputKind, SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
 from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules

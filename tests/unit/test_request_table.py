@@ -4,27 +4,31 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from blink.errors import BlinkError, EngineUnavailableError
-from blink.link.client import EngineClient
+from blink.link.client import EngineClient, RegionInfo
 from blink.link.queue_pair import NO_HASH_ROOT
-from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, RejectCode
+from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, RejectCode, Task
 from blink.request.planner import PlannedSequence
 from blink.request.table import Observer, OpenSequence, SequenceTable
 from blink.sampling_params import SamplingParams
 from blink.text.generation import Generation
 from blink.text.prompt import Prompt
 from blink.text.tokenizer import NoTokenizer
+from fake_engine import ENGINE
 
 Row = dict[str, Any]
 
 
 class FakeClient:
     """Takes submissions and answers with the rows that it is given."""
+
+    info: RegionInfo | None = None
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -227,8 +231,32 @@ def parts_of(sequence: int, first: int, *values: float) -> Any:
     return rows
 
 
+class CountingTokenizer(NoTokenizer):
+    """Remembers the prompts whose ends it has looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[list[int]] = []
+
+    def open_detokenizer(self, **options: Any) -> Any:
+        self.seen.append([*options["before"]])
+        return super().open_detokenizer(**options)
+
+
+def test_the_end_of_a_prompt_is_looked_at_once_and_not_before_it_is_submitted() -> None:
+    tokenizer, table, settings = CountingTokenizer(), Fixture().table, SamplingParams()
+    generation = Generation(0, tokenizer, settings, (), [1, 2, 3])
+    assert tokenizer.seen == []
+    prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_HASH_ROOT)
+    table.submit(Request(), PlannedSequence(prompt, settings, 0, (), generation))
+    generation.add_token(4, 0.0, 0)
+    assert tokenizer.seen == [[1, 2, 3]]
+
+
 class VectorClient(FakeClient):
     """Answers with parts of vectors."""
+
+    info = replace(ENGINE, task=Task.EMBED, vector_width=4)
 
     def __init__(self) -> None:
         super().__init__()

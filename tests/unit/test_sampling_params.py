@@ -83,3 +83,18 @@ def test_what_a_body_leaves_out_is_the_models_or_the_lists_default(name: str) ->
     has_default = GenerationBody.model_fields[name].default is not None
     assert read({}, {name: allowed.high}) == (allowed.default if has_default else allowed.high)
     assert read({name: None}, {}) == allowed.default
+
+
+def test_a_derived_copy_has_the_other_values_and_leaves_the_first_as_it_was() -> None:
+    first = SamplingParams(max_tokens=None, seed=7, stop="end", logit_bias={3: 1.0}, priority=-2)
+    made = first.derive(max_tokens=5, token_biases=[(1, 2.0)])
+    changed = {"max_tokens": 5, "token_biases": [(1, 2.0)]}
+    for each in fields(SamplingParams):
+        assert getattr(made, each.name) == changed.get(each.name, getattr(first, each.name))
+    assert (first.max_tokens, first.token_biases) == (None, ())
+
+
+def test_a_native_value_of_the_same_name_is_the_field() -> None:
+    values = SamplingParams(temperature=0.25, top_k=7, min_tokens=3, reasoning_limit=9).native_values(5)
+    assert (values["temperature"], values["top_k"], values["min_tokens"], values["reasoning_limit"]) == (0.25, 7, 3, 9)
+    assert values.keys() >= {*(SAMPLING.names or ())}

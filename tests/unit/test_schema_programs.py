@@ -35,7 +35,14 @@ def test_there_are_forty_and_their_values_are_what_they_say() -> None:
         assert not any(validator.is_valid(exactly(value)) for value in program.invalid), program.name
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program",
+    [
+        *PROGRAMS[::2],
+        *(pytest.param(program, marks=pytest.mark.long) for program in PROGRAMS[1::2]),
+    ],
+    ids=lambda program: program.name,
+)
 def test_what_a_program_s_schema_allows_can_be_written_and_nothing_else(program: Program) -> None:
     params = StructuredOutputsParams(json=program.schema)
     assert least_seconds(lambda: (forget_automata(), compile_structured(params)), enough=_MAX_SECONDS) < _MAX_SECONDS

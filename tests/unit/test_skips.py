@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from skips import LIST, find_unlisted, read_reasons
+from suite_rules import run_pytest
 
-_TESTS = LIST.parent
-_ROOT = _TESTS.parent
+_ROOT = LIST.parents[1]
 _LISTED = "needs a CUDA GPU"
 _MODULE = """
 import pytest
@@ -35,25 +33,16 @@ def test_that_is_expected_to_fail():
 _SKIPPED_MODULE = "import pytest\npytest.skip({module!r}, allow_module_level=True)\n"
 
 
-def run_pytest(folder: Path, *flags: str, **reasons: str) -> subprocess.CompletedProcess[str]:
+def run_modules(folder: Path, *flags: str, **reasons: str) -> subprocess.CompletedProcess[str]:
     """Run two small modules under the rules of this suite, each of whose skips has a reason of its own."""
     (folder / "test_some.py").write_text(_MODULE.format(**reasons))
     (folder / "test_other.py").write_text(_SKIPPED_MODULE.format(**reasons))
-    plugins = ["-p", "conftest", "-p", "pytest_timeout", "-p", "xdist.plugin", "-p", "no:cacheprovider"]
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "-c", str(_ROOT / "pyproject.toml"), *flags, str(folder)],
-        env={**os.environ, "PYTHONPATH": f"{_TESTS}:{_TESTS / 'shared'}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    return run_pytest(folder, *flags)
 
 
 @pytest.mark.parametrize("flags", [(), ("-n", "2")], ids=["alone", "xdist"])
 def test_a_run_fails_with_every_skip_of_an_unlisted_reason_by_name(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    run = run_pytest(tmp_path, *flags, mark="no mood", call=_LISTED, module="no time")
+    run = run_modules(tmp_path, *flags, mark="no mood", call=_LISTED, module="no time")
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, run.stdout
     assert "1 passed, 3 skipped, 1 xfailed" in run.stdout
     section = run.stdout.partition("skipped for a reason that is not in tests/skips.txt")[2]
@@ -62,7 +51,7 @@ def test_a_run_fails_with_every_skip_of_an_unlisted_reason_by_name(tmp_path: Pat
 
 
 def test_a_run_whose_skips_are_listed_passes(tmp_path: Path) -> None:
-    run = run_pytest(tmp_path, mark=_LISTED, call="neon is not here", module="CUDA C++")
+    run = run_modules(tmp_path, mark=_LISTED, call="neon is not here", module="CUDA C++")
     assert run.returncode == 0, run.stdout
     assert "tests/skips.txt" not in run.stdout
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from blink.api.openai.schema import ChatBody
 from blink.config import FrontendConfig, ModelConfig
 from blink.errors import BadRequestError, ConfigError
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.text.assets import load_assets
 from blink.text.message.formats import CALL_FORMATS
 from blink.text.template_sources import find_gguf_templates
@@ -43,7 +43,7 @@ def write_model(folder: Path, entry: Any, files: dict[str, str]) -> Path:
 def render(folder: Path, tools: Any, **flags: Any) -> str:
     assets = load_assets(FrontendConfig(model=ModelConfig(model=str(folder)), **flags))
     body = ChatBody.model_validate({"messages": TALK, "tools": tools})
-    return Planner(assets).render(body.messages, body.rendering({}))
+    return render_messages(body.messages, body.rendering({}), assets)
 
 
 FILE, DEFAULT_FILE = "additional_chat_templates/tool_use.jinja", "chat_template.jinja"
@@ -109,7 +109,7 @@ def test_variables_for_all_chats_give_way_to_a_requests_own(tmp_path: Path) -> N
     model = ModelConfig(model=str(folder))
     assets = load_assets(FrontendConfig(model=model, default_chat_template_kwargs=defaults))
     body = ChatBody.model_validate({"messages": TALK, "chat_template_kwargs": {"b": 3}})
-    assert Planner(assets).render(body.messages, body.rendering(assets.template_defaults)) == "13Hi"
+    assert render_messages(body.messages, body.rendering(assets.template_defaults), assets) == "13Hi"
     with pytest.raises(ConfigError, match="--default-chat-template-kwargs must be a JSON object"):
         FrontendConfig(default_chat_template_kwargs="[1]")
 

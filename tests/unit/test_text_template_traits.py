@@ -12,7 +12,7 @@ import pytest
 from blink.api.openai.responses.schema import ResponsesBody
 from blink.api.openai.schema import ChatBody
 from blink.errors import BadRequestError
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.text import template_budget, template_traits
 from blink.text.assets import ModelAssets
 from blink.text.template import ChatTemplate
@@ -45,12 +45,12 @@ def assets_of(template: str, **fields: Any) -> ModelAssets:
 def render(template: str | ModelAssets, *messages: dict[str, Any], **fields: Any) -> str:
     body = ChatBody.model_validate({"messages": list(messages), "add_generation_prompt": False, **fields})
     assets = assets_of(template) if isinstance(template, str) else template
-    return Planner(assets).render(body.messages, body.rendering({}))
+    return render_messages(body.messages, body.rendering({}), assets)
 
 
 def render_response(template: str, items: list[dict[str, Any]], **fields: Any) -> str:
     chat = ResponsesBody.model_validate({"input": items, **fields}).chat
-    return Planner(assets_of(template)).render(chat.messages, chat.rendering({}))
+    return render_messages(chat.messages, chat.rendering({}), assets_of(template))
 
 
 def of(role: str, content: Any) -> dict[str, Any]:

@@ -149,7 +149,8 @@ def _pack_int4(rows: int) -> PackedWeight:
 
 
 def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[tuple[str, str]] = []
+    compiled: list[tuple[str, str, int]] = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(launch, "_compile", lambda *kernel: compiled.append(kernel))
 
     def run() -> None:
@@ -157,7 +158,7 @@ def test_kernels_are_compiled_ahead_without_being_launched(monkeypatch: pytest.M
             launch.launch(launch.compile_kernel(name, "a.cu"), (1, 1), 32, b"")
 
     launch.compile_ahead(run)
-    assert sorted(compiled) == [("first", "a.cu"), ("second", "a.cu")]
+    assert sorted(compiled) == [("first", "a.cu", 1), ("second", "a.cu", 1)]
     launch.compile_ahead(lambda: None)
     launch.compile_kernel("third", "a.cu")
-    assert compiled[2:] == [("third", "a.cu")]
+    assert compiled[2:] == [("third", "a.cu", 1)]

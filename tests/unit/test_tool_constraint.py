@@ -59,9 +59,18 @@ def check(name: str, arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("name", TAGGED)
-@pytest.mark.parametrize("choice", ["required", "named"])
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize("num_texts", [FEW_TEXTS, pytest.param(MANY_TEXTS, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("choice", "parallel", "num_texts"),
+    [
+        ("required", True, FEW_TEXTS),
+        ("named", False, FEW_TEXTS),
+        *(
+            pytest.param(choice, parallel, MANY_TEXTS, marks=pytest.mark.long)
+            for choice in ("required", "named")
+            for parallel in (True, False)
+        ),
+    ],
+)
 def test_forced_outputs_are_calls_and_nothing_else(
     name: str, choice: Literal["required", "named"], parallel: bool, num_texts: int
 ) -> None:

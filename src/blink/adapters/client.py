@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blink.adapters.protocol import Held, ask_load, ask_unload
 from blink.errors import BadRequestError
@@ -97,4 +97,4 @@ def id_of(held: Held) -> AdapterId:
 
 def rules_with(rules: PromptRules, held: Held) -> PromptRules:
     """Return the rules of a request that uses an adapter."""
-    return replace(rules, adapter=id_of(held), adapter_content=held.content)
+    return rules._replace(adapter=id_of(held), adapter_content=held.content)

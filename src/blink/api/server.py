@@ -21,9 +21,10 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from blink.api.admin.rights import ADMIN_OR_KEY_PATHS, ADMIN_PATHS, admin_keys
 from blink.api.endpoints import error_writer_of, guarded_paths
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
-from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, RequestIds
+from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, Keys, RequestIds
 from blink.api.observe.http_metrics import RequestCounter
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import EngineMetrics, Metrics, num_values
@@ -147,9 +148,14 @@ def _clients_of(config: FrontendConfig) -> list[EngineClient]:
 def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
     """Return the application behind what all requests pass, the outermost last."""
     app = BodyLimit(app, max_bytes=config.max_body_bytes, writer_of=error_writer_of)
-    keys = [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key]
-    if keys:
-        app = ApiKeyGuard(app, keys, guarded_paths(), error_writer_of)
+    keys = Keys(
+        [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key],
+        guarded_paths(),
+        admin_keys(config),
+        (*ADMIN_PATHS, *ADMIN_OR_KEY_PATHS),
+    )
+    if keys.api or keys.admin:
+        app = ApiKeyGuard(app, keys, error_writer_of)
     if config.allowed_origins:
         app = CORSMiddleware(
             app,

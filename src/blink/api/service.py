@@ -17,6 +17,7 @@ from fastapi import Request, Response
 from blink.api.endpoint import Endpoint, Writing
 from blink.api.http.bodies import Bodies, check_content_type
 from blink.api.http.clients import flow_of, owner_of, salt_of
+from blink.api.http.headers import header_of
 from blink.api.http.http1 import find_writer, writer_of
 from blink.api.reader import Reader
 from blink.api.reading import LIGHT_BYTES
@@ -31,6 +32,7 @@ from blink.api.serving.search import BeamSession, check_search, write_beams
 from blink.api.serving.session import Session
 from blink.api.serving.stream import Encoder, EventStream, NonStreamingBody, NonStreamingResult
 from blink.api.serving.timing import TimedStream
+from blink.beam_search_params import BeamSearchParams
 from blink.config import FrontendConfig
 from blink.errors import (
     BadRequestError,
@@ -45,14 +47,13 @@ from blink.link.client import RegionInfo
 from blink.request.beam_search import Tokens, scoring_params, search
 from blink.request.compilation import Client, Compilation
 from blink.request.planner import Plan, Planner
-from blink.sampling_params import BeamSearchParams
 from blink.text.assets import ModelAssets
 from blink.text.prompt import PromptRules
 
 if TYPE_CHECKING:
     from blink.api.observe.tracing import RequestTracer
 
-REQUEST_ID_HEADER = "x-request-id"
+_REQUEST_ID = b"x-request-id"
 _JSON = "application/json"
 _REFUSALS: dict[type[BlinkError], str] = {
     OverloadedError: "queue_full",
@@ -235,7 +236,7 @@ class ApiService:
         if asked.max_tokens is None:
             longest = max(prompt.num_tokens for prompt in session.prompts)
             params = replace(params, max_tokens=engine.max_model_len - longest)
-        rules, client = replace(await self._prompt_rules(parsed, request), truncate=None), _client_of(request)
+        rules, client = (await self._prompt_rules(parsed, request))._replace(truncate=None), _client_of(request)
         scoring = scoring_params(params, asked)
 
         async def plan(sequences: list[Tokens]) -> Plan:
@@ -283,10 +284,12 @@ class ApiService:
         )
 
     async def _prompt_rules(self, parsed: ParsedRequest, request: Request) -> PromptRules:
-        rules = await self.adapters.rules_of(parsed.model, parsed.rules)
-        if self.config.prefix_cache_isolation != "key":
+        rules = parsed.rules
+        if self.adapters.find(parsed.model) is not None:
+            rules = await self.adapters.rules_of(parsed.model, rules)
+        if self.config.prefix_cache_isolation != "key" or not owner_of(request.scope):
             return rules
-        return replace(rules, cache_salt=salt_of(request.scope, rules.cache_salt))
+        return rules._replace(cache_salt=salt_of(request.scope, rules.cache_salt))
 
     def _open_reply(self, parsed: ParsedRequest, reply_id: str, owner: bytes) -> Reply:
         reply = parsed.reply
@@ -332,7 +335,7 @@ def _open_timed(
 
 
 def _request_id(parsed: ParsedRequest, request: Request) -> str:
-    given = request.headers.get(REQUEST_ID_HEADER, "")
+    given = header_of(request.scope, _REQUEST_ID)
     if len(given) > MAX_ID_CHARS or not given.isprintable():
         raise BadRequestError(f"X-Request-Id must hold at most {MAX_ID_CHARS} printable characters.", "request_id")
     if parsed.kept_input is not None:  # who knows the id of a stored response may see it

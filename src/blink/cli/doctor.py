@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Final
 from blink.cli.finding import Finding
 from blink.cli.flags import build_config
 from blink.cli.plan import PlanConfig, print_plan
-from blink.cli.torch_probe import probe_torch
+from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import FrontendConfig
 from blink.errors import BlinkError, ConfigError
 from blink.host.address import Address
@@ -161,11 +161,25 @@ def examine_torch() -> Iterator[Finding]:
     yield Finding("ok", "torch", report.version)
     for gpu in gpus:
         yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / _GIB:.0f} GiB")
+    yield from _examine_peers(gpus)
     if gpus and (missing := [package for package in _GPU_PACKAGES if find_spec(package) is None]):
         advice = f"{how_to_install('gpu')}, or use --device cpu"
         yield Finding("warn", "GPU packages", f"{' and '.join(missing)} not installed", advice)
     if not gpus:
         yield Finding("ok", "GPU", "none that torch can use: the engine runs on the CPU")
+
+
+def _examine_peers(gpus: Sequence[Gpu]) -> Iterator[Finding]:
+    """See whether several GPUs reach each other's memory."""
+    if len(gpus) < 2:
+        return
+    apart = [str(index) for index, gpu in enumerate(gpus) if gpu.num_peers < len(gpus) - 1]
+    if apart:
+        text = f"not all GPUs reach the memory of all others: {', '.join(apart)}"
+        advice = "`nvidia-smi topo -m` shows the links; data parallel needs none"
+        yield Finding("warn", "peers", text, advice)
+    else:
+        yield Finding("ok", "peers", f"each of {len(gpus)} GPUs reaches the memory of all others")
 
 
 def examine_isolation() -> Iterator[Finding]:

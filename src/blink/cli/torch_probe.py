@@ -15,7 +15,11 @@ import json, torch
 gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
 # Two transfers a clock; kHz and bits.
 speeds = [2e3 * getattr(gpu, "memory_clock_rate", 0) * getattr(gpu, "memory_bus_width", 0) / 8 for gpu in gpus]
-found = [[gpu.name, gpu.total_memory, speed, gpu.major, gpu.minor] for gpu, speed in zip(gpus, speeds)]
+can_reach = torch.cuda.can_device_access_peer
+found = [
+    [gpu.name, gpu.total_memory, speed, gpu.major, gpu.minor, sum(can_reach(i, j) for j in range(len(gpus)) if j != i)]
+    for i, (gpu, speed) in enumerate(zip(gpus, speeds))
+]
 print(json.dumps([torch.__version__, found]))
 """
 
@@ -29,6 +33,7 @@ class Gpu:
     bandwidth: float  # bytes per second, by its data sheet; 0: not known
     major: int = 0  # of its compute capability
     minor: int = 0
+    num_peers: int = 0  # other GPUs whose memory it can reach
 
 
 @dataclass(frozen=True, slots=True)

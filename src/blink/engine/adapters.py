@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 from blink.adapters.memory import AdapterMemory
 from blink.adapters.modules import find_weights
-from blink.adapters.server import AdapterServer
+from blink.adapters.protocol import SOCKET
+from blink.adapters.server import answer_adapters
 from blink.config import EngineConfig
 from blink.kernels.lora import WeightParts
 from blink.lora_config import LoraConfig
 from blink.models.decoder import Decoder
+from blink.region.engine_socket import EngineSocket
 from blink.region.memory import Region
 from blink.runner.adapters import Adapters, HostAdapters
 from blink.runner.run import Runner
@@ -33,12 +36,13 @@ def make_store(config: EngineConfig, model: Decoder, make: MakeAdapters) -> Adap
     return make(config.lora, model, find_weights(model)) if config.lora.enable_lora else None
 
 
-def open_server(config: EngineConfig, region: Region, runner: Runner) -> AdapterServer | None:
-    """Return the server of an engine's adapters, which is yet to start; None: none are served.
+def open_sockets(config: EngineConfig, region: Region, runner: Runner) -> list[EngineSocket]:
+    """Return what answers frontends about an engine's adapters, which is yet to start; none where none are served.
 
     Raises:
-        ConfigError: its socket cannot be made.
+        ConfigError: the socket cannot be made.
     """
     if runner.adapters is None:
-        return None
-    return AdapterServer(config.region, AdapterMemory(region, runner.model, config.lora, runner.adapters))
+        return []
+    memory = AdapterMemory(region, runner.model, config.lora, runner.adapters)
+    return [EngineSocket(config.region, SOCKET, functools.partial(answer_adapters, memory))]

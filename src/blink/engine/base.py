@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
-from blink.engine.adapters import MakeAdapters, make_host_adapters, make_store, open_server
+from blink.engine.adapters import MakeAdapters, make_host_adapters, make_store, open_sockets
 from blink.engine.cache_size import CacheShape, CacheSize
 from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
@@ -106,7 +106,7 @@ class Engine(ABC):
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
-            self._adapters = open_server(config, self._region, self._runner)
+            self._sockets = open_sockets(config, self._region, self._runner)
         except BaseException:
             self._region.remove()
             raise
@@ -163,8 +163,8 @@ class Engine(ABC):
         """Serve until drained or stopped and return the exit status: 0, or 1 after an error."""
         self._start()
         try:
-            if self._adapters is not None:
-                self._adapters.start()
+            for one in self._sockets:
+                one.start()
             publish_region(self._region, self._config.region)
             self._region.keep_spare(self._config.region)
             logger.info("engine ready: region %s", self._config.region)
@@ -176,8 +176,8 @@ class Engine(ABC):
                 if self.state == EngineState.DRAINED or not self._keep_region():
                     self.stop()
         finally:
-            if self._adapters is not None:
-                self._adapters.close()
+            for one in self._sockets:
+                one.close()
             self._end()
             self._region.remove_spare()
         if self._has_lost_region or self.is_dead:

@@ -59,28 +59,39 @@ def create_engine(config: EngineConfig) -> Engine:
     Raises:
         ConfigError: the device is not there or not supported.
     """
-    _check_adapters(config)
+    check_adapters(config, is_on_gpu=config.device != "cpu" and torch.cuda.is_available())
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
-    if config.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} does not run on GPUs yet: leave it out, or use "
-            "--device cpu; --data-parallel-size has an engine on each GPU"
-        )
+    refuse_ranks(config)
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
 
 
-def _check_adapters(config: EngineConfig) -> None:
-    """Refuse adapters where they are not built."""
+def refuse_ranks(config: EngineConfig) -> None:
+    """Refuse several GPUs, which not all of tests/gpu has shown to work; those tests take this away."""
+    if config.tensor_parallel_size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} does not run on GPUs yet: leave it out, or use "
+            "--device cpu; --data-parallel-size has an engine on each GPU"
+        )
+
+
+def check_adapters(config: EngineConfig, *, is_on_gpu: bool) -> None:
+    """Refuse what adapters do not go with.
+
+    Raises:
+        ConfigError: adapters are to be served with that.
+    """
     if not config.lora.enable_lora:
         return
-    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
+    if is_on_gpu:
         raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:
         raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
+    if config.deterministic:
+        raise ConfigError("--deterministic does not go with --enable-lora: leave one of the two out")

@@ -12,30 +12,36 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blink.config import FITTING_LENGTH, EngineConfig
+from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
+from blink.engine.determinism import check_deterministic
 from blink.engine.geometry import count_slots
+from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
-from blink.errors import RankLostError
-from blink.host.process import read_available_memory
+from blink.errors import ConfigError, RankLostError
+from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
+from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import open_model
+from blink.models.weights.loader import ModelSource, open_model
 from blink.plan.site import Bucket
+from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.run import Runner
+from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
 _DEFAULT_KV_CACHE_BYTES = 1 << 30
 _WAIT_MS = 200  # how often run() looks at drain and stop
+_HELD_WAIT_MS = 10  # likewise at what is asked of the model, while no step can come
 _ENDED = -2  # what blink_loop_wait returns once the scheduler has stopped; other negative numbers: no step yet
 
 
@@ -55,14 +61,22 @@ class CpuEngine(Engine):
         try:
             super().__init__(config, torch.device("cpu"))
             self._fill_costs()
+            self._control = ModelControl(self._region, self, self._config.model)
+            self._open_control()
         except BaseException:
             self._end_followers()
             raise
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
+        if config.deterministic and size > 1:
+            raise ConfigError("--deterministic works with one rank")
         if size == 1:
-            return super()._load(config, device, dtype)
+            runner = super()._load(config, device, dtype)
+            if config.deterministic:
+                check_deterministic(sites_of(runner.model, config.block_size))
+            runner.by_token = config.deterministic
+            return runner
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
@@ -101,6 +115,56 @@ class CpuEngine(Engine):
         if self._followers is not None:
             self._followers.end()
 
+    def _open_control(self) -> None:
+        """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
+        if self._followers is not None or self._sockets:
+            return
+        try:
+            self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))
+        except BaseException:
+            self._region.remove()
+            raise
+
+    def open_weights(self, config: ModelConfig) -> ModelSource:
+        """Open weights of the same model.
+
+        Raises:
+            ConfigError: they do not fit it, or are not there.
+        """
+        source = open_model(config, self._model.device, self._model.dtype)
+        if source.spec != self._model.spec:
+            raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
+        return source
+
+    def load_weights(self, source: ModelSource) -> None:
+        """Free the weights that are there, and load others.
+
+        Raises:
+            ConfigError: that fails; there are no weights then.
+        """
+        self.free_weights()
+        self._runner = Runner(source.load())
+        self._model = self._runner.model
+
+    def free_weights(self) -> None:
+        """Free the weights."""
+        self._model.free_weights()
+        self._runner = Runner(self._model)  # whose plans know no weights
+        release_memory()
+
+    def free_kv_cache(self) -> None:
+        """Free the KV cache."""
+        self._kv_cache = KvCache({})
+        release_memory()
+
+    def fill_kv_cache(self) -> None:
+        """Allocate the KV cache anew, all zeros.
+
+        Raises:
+            ConfigError: there is no memory.
+        """
+        self._kv_cache = self._allocate_kv_cache(self._size_kv_cache())
+
     def _measure_free(self, config: EngineConfig) -> int:
         del config
         return read_available_memory()
@@ -126,7 +190,8 @@ class CpuEngine(Engine):
         self._loop: int = lib.blink_loop_start(self._state.address)
 
     def _advance(self) -> bool:
-        kind = lib.blink_loop_wait(self._loop, _WAIT_MS)
+        kind = lib.blink_loop_wait(self._loop, _HELD_WAIT_MS if self._control.is_holding else _WAIT_MS)
+        self._control.run_jobs()
         if kind >= 0:
             lib.blink_loop_finish(self._loop, self._compute(kind))
         return kind != _ENDED

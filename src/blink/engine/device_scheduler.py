@@ -29,28 +29,19 @@ _DEVICE_LAUNCH = int(driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG
 _LANES = CONSTANTS["device_lanes"]
 IDLE_SLEEP_NS = 40_000  # a first token waits for up to twice that; benchmarks/idle_power.py varies it
 _EXECUTABLES: int = STEP_GRAPHS["whole"].shape[0]
-_TIMED_LAUNCHES = 3
+TIMED_LAUNCHES = 3
 
 
-class DeviceState:
-    """The scheduler's state in GPU memory, over a region that the GPU reaches by its mapped address."""
+class DeviceArrays:
+    """The arrays of a scheduler's state in GPU memory, all zeros."""
 
     def __init__(self, region: Region, device: torch.device) -> None:
-        """Register the region with CUDA and upload the initial state."""
+        """Allocate them as the region's geometry says."""
         geometry = np.ascontiguousarray(region.geometry)
         self._arrays = array_places(geometry)
         size = lib.blink_state_bytes(geometry.ctypes.data)
         self.memory = torch.zeros(size, dtype=torch.uint8, device=device)  # also makes the device's context current
-        check(driver.cuMemHostRegister(region.address, len(region.bytes), driver.CU_MEMHOSTREGISTER_DEVICEMAP))
-        region_address = int(check(driver.cuMemHostGetDevicePointer(region.address, 0)))
         self.address = self.memory.data_ptr()
-        head = np.zeros(STATE.itemsize, np.uint8)
-        lib.blink_state_build(head.ctypes.data, region.address, self.address, region_address)
-        self.memory[: len(head)].copy_(torch.from_numpy(head))
-
-    def close(self, region: Region) -> None:
-        """Take the region back from CUDA, once the scheduler has ended."""
-        check(driver.cuMemHostUnregister(region.address))
 
     def array(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """Return one of the state's arrays, flat, as `dtype`."""
@@ -61,20 +52,42 @@ class DeviceState:
         """Return the device address of one of the state's arrays."""
         return self.address + self._arrays[name][0]
 
+    def array_span(self, name: str) -> tuple[int, int]:
+        """Return where one of the state's arrays begins in its memory, and the bytes of an element."""
+        return self._arrays[name][:2]
+
+
+class DeviceState(DeviceArrays):
+    """The scheduler's state in GPU memory, over a region that the GPU reaches by its mapped address."""
+
+    def __init__(self, region: Region, device: torch.device) -> None:
+        """Register the region with CUDA and upload the initial state."""
+        super().__init__(region, device)
+        check(driver.cuMemHostRegister(region.address, len(region.bytes), driver.CU_MEMHOSTREGISTER_DEVICEMAP))
+        region_address = int(check(driver.cuMemHostGetDevicePointer(region.address, 0)))
+        head = np.zeros(STATE.itemsize, np.uint8)
+        lib.blink_state_build(head.ctypes.data, region.address, self.address, region_address)
+        self.memory[: len(head)].copy_(torch.from_numpy(head))
+
+    def close(self, region: Region) -> None:
+        """Take the region back from CUDA, once the scheduler has ended."""
+        check(driver.cuMemHostUnregister(region.address))
+
 
 class DeviceScheduler:
     """Capture step graphs, then start the kernel that launches them."""
 
-    def __init__(self, state: DeviceState) -> None:
-        self._state = state
+    kernel, threads = "blink_scheduler", _LANES
+
+    def __init__(self, state: DeviceArrays, plan_words: Sequence[torch.Tensor] = ()) -> None:
+        """plan_words: those of the ranks on other GPUs, which follow this scheduler."""
+        self._state, self._plan_words = state, plan_words
         self._device = state.memory.device
         core = Device(self._device.index or 0)
         core.set_current()
         self.bus_id: str = core.pci_bus_id
-        code = compile_scheduler(f"sm_{core.arch}")
-        self._kernel: Kernel = code.get_kernel("blink_scheduler")
-        self._passes: Kernel = code.get_kernel("blink_scheduler_passes")
-        self._mark_done: Kernel = code.get_kernel("blink_mark_done")
+        names = self.kernel, "blink_scheduler_passes", "blink_mark_done"
+        self._kernel, self._passes, self._mark_done = _load_kernels(f"sm_{core.arch}", names)
         self._pool, self._pool_apart = torch.cuda.graph_pool_handle(), torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(self._device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -114,21 +127,27 @@ class DeviceScheduler:
         """
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(self._device)
-        for launch_number in range(1 + _TIMED_LAUNCHES):
+        for launch_number in range(1 + TIMED_LAUNCHES):
             if launch_number == 1:
                 begin.record(self.stream)
             self.launch(index)
         end.record(self.stream)
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / _TIMED_LAUNCHES
+        return begin.elapsed_time(end) / 1e3 / TIMED_LAUNCHES
+
+    def prepare(self) -> None:
+        """Capture the resident kernel: the last that allocates memory or waits for the GPU."""
+        with torch.cuda.device(self._device):
+            self._build_program()
+            place = self._program.data_ptr()
+            graph = self._capture(lambda: self._enqueue(self._kernel, self.threads, place), self._pool)
+            self._resident = (graph, self._instantiate(graph))
+            torch.cuda.synchronize()
 
     def start(self) -> None:
-        """Launch the resident kernel; it runs until the region's stop word or an error."""
-        self._build_program()
-        graph = self._capture(lambda: self._enqueue(self._kernel, _LANES, self._program.data_ptr()), self._pool)
-        self._resident = (graph, self._instantiate(graph))
-        torch.cuda.synchronize(self._device)
-        check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
+        """Launch the resident kernel that is prepared; it runs until the region's stop word or an error."""
+        with torch.cuda.device(self._device):
+            check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
 
     def run_passes(self, passes: int) -> None:
         """Run a bounded number of scheduler passes and wait for them and their steps, for tests."""
@@ -148,7 +167,16 @@ class DeviceScheduler:
         self._executables.clear()
 
     def _build_program(self) -> None:
-        """Write csrc/device/program.h's DeviceProgram and its tables of executables."""
+        """Write csrc/device/program.h's DeviceProgram."""
+        program = np.zeros(1, DEVICE_PROGRAM)
+        program["state"], program["graphs"] = self._state.address, self._build_table().data_ptr()
+        program["idle_sleep_ns"], program["num_followers"] = IDLE_SLEEP_NS, len(self._plan_words)
+        self._word_places = self._upload(np.array([word.data_ptr() for word in self._plan_words], np.uint64))
+        program["plan_words"] = self._word_places.data_ptr()
+        self._program = self._upload(program)
+
+    def _build_table(self) -> torch.Tensor:
+        """Return the table of all executables."""
         table = np.zeros(len(self._pairs), STEP_GRAPHS)
         self._segment_lists = {
             index: self._upload(np.array([int(executable) for _, executable in segments], np.uint64))
@@ -159,10 +187,7 @@ class DeviceScheduler:
             if index in self._segment_lists:
                 table[index]["segments"] = self._segment_lists[index].data_ptr()
         self._table = self._upload(table)
-        program = np.zeros(1, DEVICE_PROGRAM)
-        program["state"], program["graphs"] = self._state.address, self._table.data_ptr()
-        program["idle_sleep_ns"] = IDLE_SLEEP_NS
-        self._program = self._upload(program)
+        return self._table
 
     def _enqueue_launch(self, run: Callable[[], None], kind: StepKind) -> None:
         """Enqueue work, and behind it the mark that it is done, for the step of this kind."""
@@ -189,3 +214,12 @@ class DeviceScheduler:
         self._executables.append(executable)
         check(driver.cuGraphUpload(executable, self.stream.cuda_stream))
         return executable
+
+
+def _load_kernels(arch: str, names: Sequence[str]) -> list[Kernel]:
+    """Return kernels of the scheduler's program, with their code on the current GPU: captures load none."""
+    code = compile_scheduler(arch)
+    kernels: list[Kernel] = [code.get_kernel(name) for name in names]
+    for kernel in kernels:
+        check(driver.cuKernelGetFunction(driver.CUkernel(int(kernel.handle))))
+    return kernels

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,21 +17,29 @@ from tqdm import tqdm
 
 from blink.config import EngineConfig
 from blink.engine.base import Engine
-from blink.engine.device_scheduler import DeviceScheduler, DeviceState
+from blink.engine.cache_size import CacheSize
+from blink.engine.costs import first_layer
+from blink.engine.determinism import refuse_on_gpu
+from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
+from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import make_gpu_adapters
+from blink.engine.gpu_group import Follower, GpuGroup, find_failed
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import autotuner, cublas
 from blink.kernels.gpu.gemm import fused_gate_up
 from blink.kernels.gpu.launch import compile_ahead
+from blink.kernels.layer_cache import KvCache
+from blink.models.decoder import Decoder
+from blink.models.spec import ModelSpec
 from blink.models.weights.files import cache_folder
 from blink.plan.site import Bucket
-from blink.region.layout import EngineState
+from blink.region.layout import EngineState, StepKind
+from blink.runner.run import Runner
 from blink.runner.stream import Stream
-from blink.speculation import refuse_on_gpu
+from blink.speculation import check_on_gpu
 
 logger = logging.getLogger("blink.engine")
 
@@ -48,17 +58,54 @@ class GpuEngine(Engine):
     cost_seconds = 1.0
     captures_adapters = True
     make_adapters = staticmethod(make_gpu_adapters)
+    _group: GpuGroup | None = None  # of several ranks
 
     def __init__(self, config: EngineConfig) -> None:
-        refuse_on_gpu(config.speculation)
+        refuse_on_gpu(config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
-        self._scheduler = DeviceScheduler(self._state)
+        self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         self._capture()
         self._fill_costs()
         self._capture_segments()
+
+    def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+        check_on_gpu(
+            config.speculation,
+            is_latent=any(one.latent is not None for one in spec.attentions),
+            has_windows=any(one.window > 0 for one in spec.attentions),
+        )
+        return super()._fit_to_model(config, spec)
+
+    def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
+        if config.tensor_parallel_size == 1:
+            return super()._load(config, device, dtype)
+        self._group = GpuGroup(config, device, dtype)
+        return self._group.runner
+
+    def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
+        for follower in self._followers:
+            follower.allocate(functools.partial(self._allocate_rank, size), self._config.max_num_batched_tokens)
+        return super()._allocate_kv_cache(size)
+
+    def _allocate_rank(self, size: CacheSize, model: Decoder) -> KvCache:
+        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
+        return model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+
+    @property
+    def _followers(self) -> list[Follower]:
+        return [] if self._group is None else self._group.followers
+
+    @property
+    def _schedulers(self) -> list[DeviceScheduler]:
+        """What launches each GPU's graphs: those that follow before the one that they follow."""
+        return [*(follower.scheduler for follower in self._followers), self._scheduler]
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Within it steps wait for no other rank."""
+        return nullcontext() if self._group is None else self._group.alone()
 
     def _measure_free(self, config: EngineConfig) -> int:
         free, total = torch.cuda.mem_get_info()
@@ -103,25 +150,34 @@ class GpuEngine(Engine):
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         kinds = {"scoring": True, "adapters": config.lora.enable_lora}
-        self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, **kinds)
+        with self._alone():
+            self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, **kinds)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak
 
     def _create_state(self) -> Callable[[str, torch.dtype], Tensor]:
         self._state = DeviceState(self._region, self._model.device)
+        self._failed = find_failed(self._state)
+        for follower in self._followers:
+            follower.prepare(self._region, self._state, int(self._geometry["num_slots"]), self._config.block_size)
         return self._state.array
 
     def _capture(self) -> None:
         """Capture all graphs, the largest first, as the later ones then reuse its memory."""
         cublas.reserve_sm()
+        if self._group is not None:
+            self._group.reserve_sm()
         with autotuner.tuning(cache_folder() / "products.json"):
             self._compile_ahead()
             for index, graph in tqdm(self._largest_first(), desc="capturing graphs", unit="graph"):
                 run = functools.partial(self._run_step, graph.bucket, scoring=graph.is_scoring)
-                run()  # compiles and loads the kernels, and chooses among candidates to compute products
+                with self._alone():
+                    run()  # compiles and loads the kernels, and chooses among candidates to compute products
                 torch.cuda.synchronize()
                 self._scheduler.capture(index, run)
+                if self._group is not None:
+                    self._group.capture(index, functools.partial(_run_part, graph))
 
     def _largest_first(self) -> list[tuple[int, StepGraph]]:
         graphs = enumerate(list_graphs(self._geometry))
@@ -139,7 +195,8 @@ class GpuEngine(Engine):
                     kinds = {"decoding": size.decoding, "adapters": size.adapters}
                     self._runner.compute_logits(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
 
-        compile_ahead(run)
+        with self._alone():
+            compile_ahead(run)
         torch.cuda.synchronize()
 
     def _capture_segments(self) -> None:
@@ -148,22 +205,48 @@ class GpuEngine(Engine):
         for index, size in tqdm(long, desc="capturing segments", unit="graph"):
             count, left = self._num_segments[index], list[Stream | None]()
             runs = [functools.partial(self._run_behind, left, size, segment, count) for segment in range(count)]
-            for run in runs:
-                run()
+            with self._alone():
+                for run in runs:
+                    run()
             torch.cuda.synchronize()
             apart = any(part is not None for part in left)
             left.clear()
             self._scheduler.capture_segments(index, runs, apart=apart)
+            if self._group is not None:
+                starts = [first_layer(part, count, self._model.spec.num_layers) for part in range(count + 1)]
+                layers = [range(*pair) for pair in itertools.pairwise(starts)]
+                self._group.capture_segments(index, size, layers)
 
     def _run_behind(self, left: list[Stream | None], size: Bucket, segment: int, num_segments: int) -> None:
         """Run a segment of a step with what those before it left, and add what it leaves itself."""
         left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))
 
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        super()._run_step(size, scoring=scoring)
+        self._end_step(StepKind.WHOLE)
+
+    def _run_segment(
+        self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
+    ) -> Stream | None:
+        left = super()._run_segment(size, segment, num_segments, before)
+        self._end_step(StepKind.SEGMENTED)
+        return left
+
+    def _end_step(self, kind: StepKind) -> None:
+        if self._group is not None:
+            self._group.ranks[0].end_step(self._failed[kind])
+
     def _time_step(self, graph: int) -> float:
+        if self._group is not None:
+            torch.cuda.synchronize()  # the batch that they copy is there
+            self._group.launch(graph, 1 + TIMED_LAUNCHES)
         return self._scheduler.time(graph)
 
     def _start(self) -> None:
-        self._scheduler.start()
+        for scheduler in self._schedulers:  # while none runs: to capture one may wait for all GPUs
+            scheduler.prepare()
+        for scheduler in self._schedulers:
+            scheduler.start()
         self._energy = report_energy(self._region, self._scheduler.bus_id)
 
     def _advance(self) -> bool:
@@ -184,4 +267,11 @@ class GpuEngine(Engine):
         if self.state in _ENDED:  # else an error of the host came first, and nothing may wait for the device
             torch.cuda.synchronize()  # the kernel has ended or is about to
             self._scheduler.destroy_graphs()
+            if self._group is not None and not self._group.end():
+                self.is_dead = True
+                return
             self._state.close(self._region)
+
+
+def _run_part(graph: StepGraph, follower: Follower) -> None:
+    follower.run_step(graph.bucket, scoring=graph.is_scoring)

@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+# Of the partial sum, the residual [rows, width] that is written, the norm's weights [width] and its epsilon: the norm.
+AddNorm = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 class Ranks(Protocol):
@@ -22,6 +26,11 @@ class Ranks(Protocol):
         """
         ...
 
+    @property
+    def add_norm(self) -> AddNorm | None:
+        """What adds that sum to the residual in one kernel with the RMS norm; None: there is no such kernel."""
+        ...
+
     def join(self, part: Tensor) -> Tensor:
         """Return all ranks' parts one beside the other along the last dimension, where widths may differ.
 
@@ -36,7 +45,7 @@ class Ranks(Protocol):
 class _OneRank:
     """A group of one, which has all that it needs."""
 
-    rank, size = 0, 1
+    rank, size, add_norm = 0, 1, None
 
     def add(self, partial: Tensor) -> Tensor:
         """Return what is no sum."""

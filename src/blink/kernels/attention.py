@@ -35,11 +35,13 @@ def plan_attention(
     attentions: Sequence[Attention],
     cache: LayerCache,
     dtype: torch.dtype | None = None,
+    *,
+    by_token: bool = False,
 ) -> AttentionPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
 
     attentions: the different ones of all layers, of the same heads; cache: any layer's; dtype: of the queries, None:
-    the cache's.
+    the cache's; by_token: tokens of prompts attend one by one, which the CPU's kernels can.
     """
     dtype = dtype or cache.dtype
     if cache.device.type == "cuda":
@@ -49,7 +51,7 @@ def plan_attention(
         return AttentionPlan(
             num_tokens, lambda query, cache, options: paged.paged_attention(query, cache, planned, options)
         )
-    groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype)
+    groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype, by_token=by_token)
     return AttentionPlan(num_tokens, lambda query, cache, options: cpu.paged_attention(query, cache, groups, options))
 
 

@@ -20,7 +20,7 @@ from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_ADAPTER, NO_HASH_ROOT, AdapterId, QueuePair, Submission
-from blink.region.layout import ADAPTER_WORDS, COMPLETION, EngineState, ErrorCode, Task, field_offset
+from blink.region.layout import ADAPTER_WORDS, COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task, field_offset
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
@@ -127,7 +127,7 @@ class EngineClient:
         """
         if self._link is None or self._pair is None or not self.ready or self.info is None:
             raise EngineUnavailableError(self.unavailable_reason)
-        if self._link.state() != EngineState.READY:
+        if self._link.state() not in (EngineState.READY, EngineState.PAUSED):
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
         hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
@@ -166,9 +166,40 @@ class EngineClient:
             EngineUnavailableError: no engine is ready.
             OverloadedError: the submission queue is full.
         """
+        self._require_pair().reset_prefix_cache()
+
+    def pause(self, mode: PauseMode, drop: Drop) -> None:
+        """Ask the engine to launch nothing more; `num_pauses` of stats() grows when it does not.
+
+        Raises:
+            EngineUnavailableError: no engine is ready.
+            OverloadedError: the submission queue is full.
+        """
+        self._require_pair().pause(mode, drop)
+
+    def resume(self) -> None:
+        """Take every frontend's pause back.
+
+        Raises:
+            EngineUnavailableError: no engine is ready.
+            OverloadedError: the submission queue is full.
+        """
+        self._require_pair().resume()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine launches nothing, since somebody paused it or it lacks something."""
+        return self._link is not None and self._link.report()["state"] == EngineState.PAUSED
+
+    @property
+    def absent(self) -> int:
+        """What the engine's model lacks: bits of layout.Absent."""
+        return 0 if self._link is None else int(self._link.report()["absent"])
+
+    def _require_pair(self) -> QueuePair:
         if self._pair is None or not self.ready:
             raise EngineUnavailableError(self.unavailable_reason)
-        self._pair.reset_prefix_cache()
+        return self._pair
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; valid until the next call)."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from blink.grammar.automaton import Automaton
 from blink.link.base import Link
 from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
-from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Opcode, StructPacker
+from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Drop, Opcode, PauseMode, StructPacker
 from blink.region.native import lib
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
@@ -46,8 +46,7 @@ class _Live:
     automaton: Automaton | None
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(NamedTuple):
     """What one sequence needs besides its sampling parameters."""
 
     prompt: np.ndarray[Any, Any]  # int32 [num_prompt_tokens]
@@ -179,11 +178,23 @@ class QueuePair:
         Raises:
             OverloadedError: no room in the submission queue; nothing was queued.
         """
-        if self._sq_room() == 0:
-            raise OverloadedError("the engine does not keep up with new requests; retry later")
-        entry = np.zeros((), SQE)
-        entry["opcode"] = Opcode.RESET_PREFIX_CACHE
-        self._push(entry.tobytes())
+        self._push_order(opcode=Opcode.RESET_PREFIX_CACHE)
+
+    def pause(self, mode: PauseMode, drop: Drop) -> None:
+        """Ask the scheduler to launch nothing more; its statistic `num_pauses` grows when it does not.
+
+        Raises:
+            OverloadedError: no room in the submission queue; nothing was queued.
+        """
+        self._push_order(opcode=Opcode.PAUSE, pause_mode=mode, pause_drop=drop)
+
+    def resume(self) -> None:
+        """Take every frontend's pause back.
+
+        Raises:
+            OverloadedError: no room in the submission queue; nothing was queued.
+        """
+        self._push_order(opcode=Opcode.RESUME)
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
@@ -229,6 +240,15 @@ class QueuePair:
 
     def _write_arena(self, offset: int, data: bytes) -> None:
         self._link.write(self._at.arena + offset, data)
+
+    def _push_order(self, **fields: int) -> None:
+        """Queue an entry about the whole engine."""
+        if self._sq_room() == 0:
+            raise OverloadedError("the engine does not keep up with new requests; retry later")
+        entry = np.zeros((), SQE)
+        for name, value in fields.items():
+            entry[name] = value
+        self._push(entry.tobytes())
 
     def _push(self, entry: bytes) -> None:
         at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize
@@ -279,6 +299,8 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "num_prediction_tokens": len(submission.prediction),
         "adapter": submission.adapter.index + 1,
         "adapter_generation": submission.adapter.generation,
+        "pause_mode": 0,
+        "pause_drop": 0,
         "automaton_offset": automaton,
         "automaton_bytes": 0,
         "automaton_hash": b"",

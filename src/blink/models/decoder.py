@@ -61,6 +61,13 @@ class Decoder:
         weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
+    def free_weights(self) -> None:
+        """Let go of all weights; the model can only be described then."""
+        nothing = torch.empty(0, 0, dtype=self.dtype, device=self.device)
+        self.embedding = self.lm_head = nothing
+        self.layers, self.rotary_tables = [], []
+        self.positions = self.inputs = self.classifier = None
+
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0, num_window_blocks: int = 0
     ) -> KvCache:

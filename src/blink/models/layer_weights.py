@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.formats.experts import ExpertWeights, experts_of
-from blink.kernels.delta_rule import DeltaWeights
-from blink.kernels.mamba import MambaWeights
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, Expansion, HeadNorm, Norm
 from blink.models.mlps import Activation, MoeMlp
 
@@ -85,12 +83,24 @@ class MoeWeights:
         stream.add_experts(self, *others)
 
 
+class RuleWeights(Protocol):
+    """The small weights of a recurrent layer's rule, as its kernels take them."""
+
+    def among(self, ranks: Any) -> RuleWeights:
+        """Return them for a layer whose outputs these ranks normalise together."""
+        ...
+
+    def project(self, qkvz: Tensor, gates: Tensor) -> Any:
+        """Tell apart what the two projections made."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RecurrentWeights:
     """What a recurrent layer has beside its two large projections."""
 
     gates: Weight  # [num_gates of its mixer, hidden]
-    rule: DeltaWeights | MambaWeights
+    rule: RuleWeights
 
 
 @dataclass(frozen=True, slots=True)

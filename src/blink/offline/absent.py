@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from blink.errors import BadRequestError
 
 _POOLING = "use embed() or score()"
-_SLEEP = "the engine keeps its memory until it is closed; use close()"
+_SLEEP = "an LLM sleeps, but not yet an AsyncLLM"
 _WORKERS = "the engine has no Python workers"
 _PROFILE = "profile the process with the tools of its device"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from blink.beam_search_params import BeamSearchParams
 from blink.outputs import BeamSearchOutput, BeamSearchSequence, logprobs_of
 from blink.request.beam_search import Beam, Tokens, run_steps, search
-from blink.sampling_params import BeamSearchParams
 from blink.text.assets import ModelAssets
 from blink.text.generation import TokenLogprob
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from blink.errors import BadRequestError
 from blink.offline.local_engine import refuse, rules_of
 from blink.offline.public_tokenizer import template_of
-from blink.request.planner import Planner, Rendering
+from blink.request.rendering import Rendering, render_messages
 from blink.request.source import Source
 from blink.text.assets import ModelAssets
 from blink.text.prompt import PromptRules
@@ -48,9 +48,7 @@ class ChatOptions:
         """Return how the conversations' texts are treated."""
         return rules_of("messages", add_special_tokens=False, given=self.tokenization_kwargs)
 
-    def sources(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], planner: Planner, assets: ModelAssets
-    ) -> list[Source]:
+    def sources(self, messages: Sequence[Message] | Sequence[Sequence[Message]], assets: ModelAssets) -> list[Source]:
         """Return the prompts of one conversation, or of a list of them.
 
         Raises:
@@ -65,4 +63,4 @@ class ChatOptions:
             template=template_of(self.chat_template, assets),
             variables={**assets.template_defaults, **(self.chat_template_kwargs or {}), "tools": self.tools},
         )
-        return [Source(planner.render(conversation, rendering)) for conversation in conversations]
+        return [Source(render_messages(conversation, rendering, assets)) for conversation in conversations]

@@ -89,9 +89,12 @@ class LocalEngine:
 
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
+            EngineUnavailableError: it is paused.
         """
         check_task(task, engine)
-        rules = replace(rules, cache_salt=source.cache_salt)
+        if self.client.is_paused:
+            raise EngineUnavailableError("This LLM is paused, sleeps or lacks weights: resume() or wake_up() it first.")
+        rules = rules._replace(cache_salt=source.cache_salt)
         if lora is not None:
             rules = rules_with(rules, self._adapters.hold(lora.lora_path, anew=lora.load_inplace))
         # A caller may have changed the parameters since they were checked.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from blink.request.planner import Planner, Rendering
+from blink.request.rendering import Rendering, render_messages
 from blink.text.assets import ModelAssets
 from blink.text.template import ChatTemplate
 from blink.text.tokenizer import without_marks
@@ -84,7 +84,7 @@ class PublicTokenizer:
             template=template_of(chat_template, self._assets),
             variables={**variables, "tools": tools},
         )
-        text = Planner(self._assets).render(conversation, rendering)
+        text = render_messages(conversation, rendering, self._assets)
         return self._tokenizer.encode(text, add_special_tokens=False) if tokenize else without_marks(text)
 
     @property

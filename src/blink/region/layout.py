@@ -80,6 +80,7 @@ STATE = struct_dtype("State")
 GRAPH_COST = struct_dtype("GraphCost")
 STEP_GRAPHS = struct_dtype("StepGraphs")
 DEVICE_PROGRAM = struct_dtype("DeviceProgram")
+FOLLOWER_PROGRAM = struct_dtype("FollowerProgram")
 
 
 def own_fields(dtype: np.dtype[Any]) -> Fields:
@@ -115,7 +116,7 @@ class StructPacker:
 
     def pack(self, values: Mapping[str, Any]) -> bytes:
         """Return the bytes; an array's or a struct's value is its own bytes, or the first of them."""
-        return self._struct.pack(*[values[name] for name in self._names])
+        return self._struct.pack(*map(values.__getitem__, self._names))
 
 
 class StructReader:
@@ -184,6 +185,18 @@ class NativeEnum(IntEnum, metaclass=_NativeMeta):
 
 class Opcode(NativeEnum):
     """What an SQE asks for."""
+
+
+class PauseMode(NativeEnum):
+    """What becomes of sequences while nothing is launched."""
+
+
+class Drop(NativeEnum):
+    """What a pause takes away."""
+
+
+class Absent(NativeEnum):
+    """What an engine's model lacks: bits of a word."""
 
 
 class CqeKind(NativeEnum):

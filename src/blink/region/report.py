@@ -20,6 +20,7 @@ from blink.region.memory import check_file
 from blink.region.step_tokens import STATS
 
 _PREFIX = "blink-"
+_SERVING = (EngineState.READY, EngineState.PAUSED, EngineState.DRAINING, EngineState.DRAINED)
 
 
 def engine_stats(control: Any, geometry: Any) -> dict[str, int]:
@@ -71,7 +72,7 @@ class RegionReport:
     def stats(self) -> Mapping[str, int]:
         """Return the engine's counters and gauges; none if it does not serve any more."""
         control = self.control()
-        is_up = control["state"] in (EngineState.READY, EngineState.DRAINING, EngineState.DRAINED)
+        is_up = control["state"] in _SERVING
         return engine_stats(control, self.geometry) if is_up else {}
 
     def trace(self) -> npt.NDArray[np.void]:

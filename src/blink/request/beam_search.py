@@ -14,8 +14,9 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BlinkError
-from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.sampling_params import SamplingParams
 from blink.text.generation import Generation, TokenLogprob
 
 Tokens = npt.NDArray[np.int32]

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from blink.errors import BadRequestError, BlinkError, ClientLimitError, OverloadedError
 from blink.grammar.automaton import Automaton
@@ -30,8 +30,7 @@ _MAX_CLIENT_JOBS = 256
 _MAX_JOBS = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(NamedTuple):
     """Who waits, and how to learn that it does so no longer.
 
     Args:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From prompts or messages and sampling parameters to checked sequences, the same for HTTP and for `LLM`."""
+"""From prompts and sampling parameters to checked sequences, the same for HTTP and for `LLM`."""
 
 from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
@@ -19,34 +18,17 @@ from blink.request.reasoning_budget import limit_reasoning
 from blink.request.token_rules import apply_token_rules
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
-from blink.text.conversation import flatten_messages
 from blink.text.detokenizer import Tokens
-from blink.text.fitting import fit_messages
 from blink.text.generation import Generation
-from blink.text.harmony_prompt import arrange_messages, check_effort, describe_tools, spell
 from blink.text.message.parser import MessageForm
 from blink.text.prompt import Prompt, PromptRules, Source, prepare_prompts, prepare_prompts_now
-from blink.text.template import ChatTemplate
-from blink.text.template_traits import TemplateTraits
-from blink.text.tool_prompt import put_tools_in_message, tell_tools
 
 _SEED_MASK = 2**64 - 1
 _STRUCTURED = "structured_outputs"
 _PREDICTED_CHARS = 16  # of a prediction for each token that an answer may have
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
-    """How a conversation becomes a prompt; `variables` go to the chat template."""
-
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    template: ChatTemplate | None = None  # None: the model's
-    variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSequence:
+class PlannedSequence(NamedTuple):
     """One sequence as the engine will get it, and what will become of its tokens."""
 
     prompt: Prompt
@@ -59,8 +41,7 @@ class PlannedSequence:
     adapter: AdapterId = NO_ADAPTER
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """The sequences of one request: those of the first prompt, then those of the next."""
 
     prompts: list[Prompt]
@@ -80,56 +61,6 @@ class Planner:
         self._compilation = compilation
         self._automata = AutomatonCache()
         self._draw_seed = random.Random(assets.seed).getrandbits if assets.seed else secrets.randbits
-
-    def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> str:
-        """Return the prompt text of a conversation, for Tokenizer.encode().
-
-        Raises:
-            BadRequestError: the model has no chat template, or it or a message does not fit.
-        """
-        if not messages:
-            raise BadRequestError("messages must not be empty.", "messages")
-        if rendering.continue_final_message and rendering.add_generation_prompt:
-            raise BadRequestError(
-                "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
-                "continue_final_message",
-            )
-        tools = rendering.variables.get("tools") or ()
-        template = rendering.template or self._assets.template_for(tools)
-        if template is None:
-            raise BadRequestError(
-                "The model has no chat template; send a prompt, or start with --chat-template.", "messages"
-            )
-        try:
-            arranged, variables = self._arrange(messages, tools, rendering.variables, template.traits)
-            return template.render(
-                arranged,
-                add_generation_prompt=rendering.add_generation_prompt,
-                continue_final_message=rendering.continue_final_message,
-                variables=variables,
-            )
-        except RecursionError:
-            raise BadRequestError("The messages are nested too deeply.", "messages") from None
-
-    def _arrange(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any],
-        traits: TemplateTraits,
-    ) -> tuple[Sequence[Mapping[str, Any]], Mapping[str, Any]]:
-        """Return the messages and variables as the template takes them."""
-        flat: Sequence[Mapping[str, Any]] = flatten_messages(messages, text_arguments=traits.text_arguments)
-        if self._assets.uses_harmony:
-            check_effort(variables.get("reasoning_effort", "medium"))
-            letters = self._assets.tokenizer.spell
-            flat = spell(arrange_messages(flat), letters)
-            variables = {**variables, "tools": spell(describe_tools(tools), letters) or None}
-        if traits.tools_place == "none":
-            flat = tell_tools(flat, tools)
-        elif traits.tools_place == "message" and tools:
-            flat = put_tools_in_message(flat, tools)
-        return fit_messages(flat, traits), variables
 
     async def plan(
         self,
@@ -193,7 +124,7 @@ class Planner:
             base = self._draw_seed(64) if params.seed is None else params.seed
             for place in range(params.n):
                 # The prompt's own logprobs are the same for all choices: the first brings them.
-                chosen = fitted if place == 0 else replace(fitted, prompt_logprobs=None)
+                chosen = fitted if place == 0 else fitted.derive(prompt_logprobs=None)
                 generation = Generation(
                     len(sequences), assets.tokenizer, chosen, assets.eos_token_ids, prompt.tokens, form
                 )
@@ -234,9 +165,9 @@ def check_request(params: SamplingParams, num_prompts: int, engine: RegionInfo) 
 def _rules_of(params: SamplingParams, rules: PromptRules) -> PromptRules:
     """Return the rules of a request's prompts with what its parameters say of them."""
     if params.skip_reading_prefix_cache:
-        rules = replace(rules, cache_salt=secrets.token_hex())
+        rules = rules._replace(cache_salt=secrets.token_hex())
     if params.truncate_prompt_tokens is not None:
-        rules = replace(rules, truncate=params.truncate_prompt_tokens)
+        rules = rules._replace(truncate=params.truncate_prompt_tokens)
     return rules
 
 
@@ -251,4 +182,4 @@ def fit_max_tokens(params: SamplingParams, prompt: Prompt, max_model_len: int) -
     max_tokens = max_model_len - prompt.num_tokens
     if params.min_tokens > max_tokens:
         raise BadRequestError(f"min_tokens must be at most {max_tokens} after this prompt.", "min_tokens")
-    return replace(params, max_tokens=max_tokens)
+    return params.derive(max_tokens=max_tokens)

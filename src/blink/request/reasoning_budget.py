@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 
@@ -48,7 +46,7 @@ def limit_reasoning(
     is_open = _is_open(prompt, form, reasoning, tokenizer)
     opening = _BEGUN if is_open else _token_of(reasoning.open, tokenizer)
     limit = 1 + budget + (not is_open)  # the token that begins the reasoning is none of it
-    return replace(params, reasoning_limit=limit, reasoning_open=opening, reasoning_close=close)
+    return params.derive(reasoning_limit=limit, reasoning_open=opening, reasoning_close=close)
 
 
 def _token_of(tag: str, tokenizer: Tokenizer) -> int:

@@ -131,6 +131,7 @@ class SequenceTable:
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1
+        planned.generation.open()
         return sequence
 
     def cancel(self, sequence: int, reason: str) -> None:
@@ -153,7 +154,10 @@ class SequenceTable:
 
     def drain(self) -> None:
         """Take all completions that have arrived to their owners."""
-        rows = self._take_vectors(self.client.drain())
+        rows = self.client.drain()
+        info = self.client.info
+        if info is not None and info.vector_width:
+            rows = self._take_vectors(rows)
         owners: dict[Owner, None] = {}
         begun: dict[Owner, None] = {}
         find, note_token = self._open.get, self._observer.note_token

@@ -10,22 +10,13 @@ from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
 from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.moe.router import choose_experts
-from blink.kernels.gpu.recurrent import decode as delta_decode
-from blink.kernels.gpu.recurrent import mamba, snapshots
-from blink.kernels.gpu.recurrent import prefill as delta_prefill
+from blink.kernels.gpu.recurrent import snapshots
 from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
-from blink.runner.gpu_device import (
-    DECODE_ATTENTION,
-    DELTA_CHUNKS,
-    DELTA_DECODE,
-    GATHERED,
-    MAMBA_SCAN,
-    PERMUTED,
-    GpuDevice,
-)
+from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
+from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
 from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
@@ -60,8 +51,7 @@ class GpuCode:
         mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
         self.kernels = Kernels.of(self.device, mixtures, choose_experts, latent.KERNELS)
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
-        self.recurrences = {DELTA_DECODE: delta_decode.decode, DELTA_CHUNKS: delta_prefill.prefill}
-        self.recurrences |= {MAMBA_SCAN: mamba.advance}
+        self.recurrences = RECURRENCES
         self.copy_states, self.join_inputs = snapshots.copy_states, join_inputs
 
     def planned_size(self, bucket: Bucket) -> Bucket:

@@ -18,19 +18,16 @@ from blink.kernels.gpu.latent import plan as latent_plan
 from blink.kernels.gpu.latent import sizes as latent_sizes
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
-from blink.kernels.gpu.recurrent import decode as delta_decode
-from blink.kernels.gpu.recurrent import prefill as delta_prefill
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
+from blink.runner.gpu_recurrences import list_recurrences
 from blink.runner.planner import Option, Refused, choose, choose_matmul, plan_layers
 from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
 LATENT_ATTENTION = "latent attention"
-DELTA_DECODE, DELTA_CHUNKS = "delta rule of one token", "delta rule in chunks"
-MAMBA_SCAN = "Mamba-2 rule token by token"
 STREAMED, PERMUTED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -72,13 +69,7 @@ class GpuDevice:
         """List the kernels for a layer's attention, or for its recurrent rule."""
         recurrence = layer.mixer.recurrence
         if recurrence is not None:
-            delta_net = recurrence.delta_net
-            if delta_net is None:
-                yield Option(MAMBA_SCAN, None)
-                return
-            if bucket.decoding:
-                yield Option(DELTA_DECODE, delta_decode.refuses(delta_net, model.dtype))
-            yield Option(DELTA_CHUNKS, delta_prefill.refuses(delta_net, model.dtype))
+            yield from list_recurrences(recurrence, model.dtype, bucket)
             return
         if layer.mixer.attention is not None and layer.mixer.attention.latent is not None:
             yield _offer_latent_attention(model, layer.mixer.attention, bucket)
@@ -103,8 +94,8 @@ class GpuDevice:
         yield Option(GATHERED, None)
 
     def list_all_reduces(self) -> Iterable[Option]:
-        """Return none: engine/boot.py refuses several ranks."""
-        return ()
+        """Return the one that adds up what ranks have computed."""
+        return (Option("sum in the order of ranks", None),)
 
 
 def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: int) -> Option:
@@ -127,6 +118,8 @@ def _require(reason: str | None) -> None:
 def _refuse_options(model: ModelSites, *known: str) -> None:
     """Refuse models that do more than the kernels of few rows know; known: options of MLPs that they do know."""
     spec = model.spec
+    if spec.shard.size > 1:
+        raise Refused("ranks that share layers")
     if options := spec.options_beyond("tie_embeddings", "quantization"):
         raise Refused(options[0])
     if any(matrix.layout is Layout.GGUF for matrix in (model.embedding, model.head, *_list_matrices(model))):
@@ -153,7 +146,7 @@ def _refuse_recurrent(model: ModelSites) -> None:
     """Refuse models with recurrent layers whose GEMVs would not read norms in float32."""
     _require(None if has_clusters() else "no Hopper")
     recurrences = (layer.mixer.recurrence for layer in model.spec.distinct_layers)
-    if any(one is not None and one.delta_net is None for one in recurrences):
+    if any(one is not None and one.mamba is not None for one in recurrences):
         raise Refused("a Mamba-2 layer")
     if any(matrix.encoding == INT4 for matrix in _list_matrices(model)):
         raise Refused("4 bits beside recurrent layers")

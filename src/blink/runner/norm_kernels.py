@@ -29,6 +29,7 @@ class _Pending:
     update: Tensor
     end_norm: Tensor | None = None  # of the update
     scale: Tensor | None = None  # that the residual is then multiplied by
+    is_partial: bool = False  # all ranks' updates are to be added up
 
 
 class NormKernels(Stream):
@@ -47,6 +48,12 @@ class NormKernels(Stream):
         pending, self._pending = self._pending, None
         if pending is None:
             return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
+        if pending.is_partial:
+            fused = self._step.ranks.add_norm
+            is_plain = self._norms is RMS_NORMS and pending.end_norm is None and pending.scale is None
+            if fused is not None and norm is not None and is_plain:
+                return fused(pending.update, self.residual, plain(norm), self._eps)
+            pending = self._complete(pending)
         if norm is not None and pending.end_norm is not None:
             return add_norm(pending.update, pending.end_norm, self.residual, plain(norm), self._eps, pending.scale)
         if norm is not None and pending.scale is None:
@@ -55,6 +62,10 @@ class NormKernels(Stream):
         if pending.scale is not None:
             self.residual.mul_(pending.scale)
         return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
+
+    def _complete(self, pending: _Pending) -> _Pending:
+        """Return what all ranks add together."""
+        return replace(pending, update=self._sum(pending.update), is_partial=False) if pending.is_partial else pending
 
     def _normalize(self, pending: _Pending) -> Tensor:
         """Return what is to be added."""
@@ -74,11 +85,11 @@ class NormKernels(Stream):
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""
-        self._write(self._sum(self._multiply(x, weight, bias, choice)), then)
+        self._write(self._multiply(x, weight, bias, choice), then, is_partial=True)
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a gated MLP of the norm of the residual."""
-        self._write(self._sum(self._run_dense(self.read(norm), mlp, plan)), then)
+        self._write(self._run_dense(self.read(norm), mlp, plan), then, is_partial=True)
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
         """Add a mixture of experts of the norm of the residual."""
@@ -86,7 +97,7 @@ class NormKernels(Stream):
         if mlp.beside is not None:
             self._write(self._run_beside(hidden, mlp, mlp.beside, plan), then)
             return
-        self._write(self._sum(self._run_experts(hidden, mlp, plan)), then)
+        self._write(self._run_experts(hidden, mlp, plan), then, is_partial=True)
 
     def _run_experts(self, hidden: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
         """Return the mixture of experts of rows, with what the expert of all tokens makes of them."""
@@ -134,7 +145,7 @@ class NormKernels(Stream):
         if self._pending is None:
             hidden = self._norms.whole(take_last_tokens(self.residual, batch, rows), model.norm, self._eps)
         else:
-            starts, update = batch.query_starts, self._normalize(self._pending)
+            starts, update = batch.query_starts, self._normalize(self._complete(self._pending))
             hidden = self._norms.last_tokens(update, model.norm, self._eps, self.residual, starts, rows)
         return cap_logits(model.spec, self._step.ranks.join(self._multiply(hidden, weight, None, choice)))
 
@@ -152,11 +163,12 @@ class NormKernels(Stream):
             inner = activate(self._multiply(hidden, mlp.gate_up, mlp.biases[0], plan.gate_up), mlp.activation)
         return self._multiply(inner, mlp.down, mlp.biases[1], plan.down)
 
-    def _write(self, update: Tensor, then: Then) -> None:
+    def _write(self, update: Tensor, then: Then, *, is_partial: bool = False) -> None:
         end_norm = None if then.end_norm is None else plain(then.end_norm)
+        pending = _Pending(update, end_norm, is_partial=is_partial and self._step.ranks.size > 1)
         if then.scale != 1:
-            update, end_norm = self._normalize(_Pending(update, end_norm)).mul_(then.scale), None
-        self._pending = _Pending(update, end_norm)
+            pending = _Pending(self._normalize(self._complete(pending)).mul_(then.scale))
+        self._pending = pending
 
     def _sum(self, partial: Tensor) -> Tensor:
         """Return what all ranks have computed together (Epilogue.PARTIAL)."""

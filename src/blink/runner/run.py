@@ -41,6 +41,7 @@ class Runner:
         self.model = model
         self._ranks = ranks
         self.adapters: Adapters | None = None
+        self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
@@ -146,7 +147,7 @@ class Runner:
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
         updates = self.adapters.find(batch, bucket) if self.adapters is not None else None
-        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates)
+        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates, self.by_token)
 
     def _begin(self, step: Step) -> Stream:
         """Begin with the embeddings. Snapshots are loaded before: see kernels/gpu/recurrent/decode.py."""

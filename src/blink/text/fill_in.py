@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import numpy.typing as npt
 
@@ -35,7 +33,7 @@ def fill_in(
         told = "suffix needs a model with fill-in tokens, such as <|fim_prefix|>: this one has none."
         raise BadRequestError(told, "suffix")
     start = tokenizer.encode("", add_special_tokens=rules.add_special_tokens)
-    bare = replace(rules, add_special_tokens=False)
+    bare = rules._replace(add_special_tokens=False)
     parts = [read_tokens(text, bare, tokenizer, limits) for text in (prompt, suffix)]
     before, between, behind = ([token] for token in found)
     return np.concatenate([start, before, parts[0], between, parts[1], behind]).astype(np.int32)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from blink.region.layout import CONSTANTS, FinishReason
 from blink.sampling_params import SamplingParams
-from blink.text.detokenizer import Tokens
+from blink.text.detokenizer import Detokenizer, Tokens
 from blink.text.message.parser import MessageForm
 from blink.text.message.passages import Passages
 from blink.text.stop_strings import StopMatcher
@@ -18,6 +19,7 @@ from blink.text.tokenizer import Tokenizer
 
 Vector = npt.NDArray[np.float32]
 _NO_VECTOR = np.zeros(0, np.float32)
+_STOP = int(FinishReason.STOP)
 FINISH_NAMES = {
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
@@ -57,8 +59,12 @@ class Generation:
     __slots__ = (
         "_detokenizer",
         "_eos",
+        "_has_logprobs",
+        "_has_text",
+        "_is_empty",
         "_logprobs",
         "_matcher",
+        "_open_detokenizer",
         "_params",
         "_passages",
         "_texts",
@@ -97,9 +103,15 @@ class Generation:
         self.vector: Vector = _NO_VECTOR  # what the prompt became, where the engine pools
         self.prompt_logprobs: list[TokenLogprob] = []  # of the prompt's second token and those behind it
         self._params = params
+        self._is_empty, self._has_text = params.max_tokens == 0, params.detokenize
+        self._has_logprobs = params.logprobs is not None
         self._eos = () if params.ignore_eos else eos_token_ids
-        self._detokenizer = tokenizer.open_detokenizer(
-            skip_special_tokens=params.skip_special_tokens, marks=params.token_marks, before=before
+        self._detokenizer: Detokenizer | None = None
+        self._open_detokenizer = partial(
+            tokenizer.open_detokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            marks=params.token_marks,
+            before=before,
         )
         self._matcher = StopMatcher(params.stops, include=params.include_stop_str_in_output) if params.stops else None
         has_calls = form is not None and (form.calls is not None or form.uses_harmony)
@@ -108,6 +120,11 @@ class Generation:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._top: list[tuple[int, float]] = []
+
+    def open(self) -> Detokenizer:
+        """Look at the end of the prompt before the first token comes: best while the engine works on it."""
+        self._detokenizer = self._open_detokenizer()
+        return self._detokenizer
 
     def add_values(self, place: int, values: Vector) -> None:
         """Append a part of the vector, which begins at a place of it.
@@ -136,26 +153,27 @@ class Generation:
 
     def add_token(self, token: int, logprob: float, reason: int) -> None:
         """Append a token; afterwards `finish_reason` says whether the sequence has ended."""
-        if self._params.max_tokens == 0:
+        if self._is_empty:
             self.finish(FINISH_NAMES[FinishReason.LENGTH])
             return
         self.num_tokens += 1
         self._tokens.append(token)
-        if self._params.logprobs is not None:
+        if self._has_logprobs:
             self._logprobs.append(TokenLogprob(token, logprob, self._top))
             self._top = []
         # The token that ends a sequence is no part of its text, unless the client wants to see it.
-        has_text = reason != FinishReason.STOP or self._params.include_stop_str_in_output
-        if has_text and self._params.detokenize:
-            self._add_text(self._detokenizer.push(token))
+        has_text = reason != _STOP or self._params.include_stop_str_in_output
+        if has_text and self._has_text:
+            self._add_text((self._detokenizer or self.open()).push(token))
         if reason and self.finish_reason is None:
-            if reason == FinishReason.STOP and token in (self._params.stop_token_ids or ()) and token not in self._eos:
+            if reason == _STOP and token in (self._params.stop_token_ids or ()) and token not in self._eos:
                 self.stop_reason = token
             self.finish(FINISH_NAMES[FinishReason(reason)])
 
     def finish(self, reason: str) -> None:
         """End the sequence and release the text that was held back."""
-        self._add_text(self._detokenizer.finish())
+        if self._detokenizer is not None:
+            self._add_text(self._detokenizer.finish())
         for passage in self._passages.finish() if self._passages is not None else ():
             self._search(*passage)
         if self.finish_reason is None:

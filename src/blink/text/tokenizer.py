@@ -120,13 +120,20 @@ class Tokenizer:
         return self._open_unmarked(skip_special_tokens, before)
 
     def _open_unmarked(self, skip_special_tokens: bool, before: Tokens) -> Detokenizer:
-        unfinished = find_unfinished(b"".join([self.token_bytes(int(token)) for token in before[-MAX_UNFINISHED:]]))
+        unfinished = self._find_unfinished(before)
         if self._is_byte_level:
             return ByteLevelDetokenizer(self._texts_without_special if skip_special_tokens else self._texts, unfinished)
         skipped = self.special_tokens if skip_special_tokens else ()
         shown = (int(token) for token in reversed(before) if token not in skipped)
         last = list(islice(shown, MAX_WINDOW))[::-1]
         return StreamDetokenizer(self._backend, skip_special_tokens, last, len(unfinished))
+
+    def _find_unfinished(self, before: Tokens) -> bytes:
+        """Return the beginning of a character that tokens end with; nearly always their last one tells that none is."""
+        last = self.token_bytes(int(before[-1])) if len(before) else b""
+        if last and last[-1] < 0x80:
+            return b""
+        return find_unfinished(b"".join([self.token_bytes(int(token)) for token in before[-MAX_UNFINISHED:]]))
 
     def token_id(self, text: str) -> int | None:
         """Return the id of a token by its vocabulary entry."""
@@ -142,9 +149,9 @@ class Tokenizer:
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for anywhere in a text; none for an unknown id."""
-        name = self.token_name(token)
         if self._is_byte_level or token in self._added:
             return self._texts.token_bytes[token]
+        name = self.token_name(token)
         if _BYTE_TOKEN.fullmatch(name):
             return bytes([int(name[3:5], 16)])
         return name.replace(_SPACE_MARK, " ").encode()
@@ -179,6 +186,11 @@ class NoTokenizer(Tokenizer):
         """
         del text, add_special_tokens
         raise BadRequestError("This server has no tokenizer (--skip-tokenizer-init): send token ids.", "prompt")
+
+    def _find_unfinished(self, before: Tokens) -> bytes:
+        """Return nothing: no token has a text."""
+        del before
+        return b""
 
 
 def load_tokenizer(path: Path, named: NamedTokens | None = None) -> Tokenizer:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
+from blink.api.http.headers import header_of
 from blink.api.http.http1 import writer_of
 from blink.errors import BadRequestError, ClientGoneError, OverloadedError
 
@@ -83,7 +84,7 @@ def check_content_type(request: Request, allowed_origins: Sequence[str]) -> None
     Raises:
         BadRequestError: as in vLLM.
     """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = header_of(request.scope, b"content-type").partition(";")[0].strip().lower()
     if kind == _JSON or (kind.startswith("application/") and kind.endswith("+json")):
         return
     origin = request.headers.get("origin")

@@ -8,12 +8,23 @@ from hashlib import blake2b
 from starlette.types import Scope
 
 _KEY = "blink.key"
+_ADMIN = "blink.admin"
 _FLOW_BYTES = 4
 
 
 def note_key(scope: Scope, digest: bytes) -> None:
     """Remember the digest of the key that a request was let in with."""
     scope[_KEY] = digest
+
+
+def note_admin(scope: Scope) -> None:
+    """Remember that a request was let in with an admin key."""
+    scope[_ADMIN] = True
+
+
+def is_admin(scope: Scope) -> bool:
+    """Say whether a request was let in with an admin key."""
+    return scope.get(_ADMIN) is True
 
 
 def owner_of(scope: Scope) -> bytes:

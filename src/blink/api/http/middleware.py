@@ -8,32 +8,48 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from http import HTTPStatus
 
 from fastapi import Response
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from blink.api.http.clients import note_key
+from blink.api.http.clients import note_admin, note_key
 from blink.api.http.errors import WriterOf, error_json, refuse
+from blink.api.http.headers import header_of
 
 _UNAUTHORIZED = b'{"error":"Unauthorized"}'  # OpenAI's API, as vLLM has it
 _WRONG_KEY = "The API key, as Authorization: Bearer KEY or x-api-key: KEY, is missing or wrong."
 _MAX_HOST_CHARS = 64
 
 
-class ApiKeyGuard:
-    """Refuse requests that ask for work, or cost others, without one of the keys."""
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a server, and what each kind opens; an admin key opens all.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], guarded: tuple[str, ...], writer_of: WriterOf) -> None:
-        """Guard all paths that begin as one of `guarded` does."""
+    guarded: beginnings of the paths that need a key, if there are API keys. admin_paths: whole paths that need an admin
+    key, if there are admin keys.
+    """
+
+    api: Sequence[str]
+    guarded: tuple[str, ...]
+    admin: Sequence[str] = ()
+    admin_paths: tuple[str, ...] = ()
+
+
+class ApiKeyGuard:
+    """Refuse requests that ask for work, cost others or change the server, without one of the keys for that."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, writer_of: WriterOf) -> None:
         self._app = app
-        self._guarded = guarded
+        self._guarded = keys.guarded if keys.api else ()
+        self._admin_paths = frozenset(keys.admin_paths if keys.admin else ())
         self._writer_of = writer_of
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._api, self._admin = ([sha256(key.encode()).digest() for key in kind] for kind in (keys.api, keys.admin))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on or answer 401."""
@@ -47,20 +63,28 @@ class ApiKeyGuard:
         await response(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if not scope["path"].startswith(self._guarded):
+        path, needs_admin = scope["path"], scope["path"] in self._admin_paths
+        if not needs_admin and not path.startswith(self._guarded):
             return True
-        headers = Headers(scope=scope)
-        scheme, _, key = headers.get("authorization", "").partition(" ")
+        scheme, _, key = header_of(scope, b"authorization").partition(" ")
         given = [key] if scheme.lower() == "bearer" else []
-        digest = next(filter(self._knows, map(_digest_of, [*given, headers.get("x-api-key", "")])), None)
+        digests = [*map(_digest_of, [*given, header_of(scope, b"x-api-key")])]
+        admin = _find_known(digests, self._admin)
+        digest = admin or (None if needs_admin else _find_known(digests, self._api))
+        if admin is not None:
+            note_admin(scope)
         if digest is not None:
             note_key(scope, digest)
         return digest is not None
 
-    def _knows(self, digest: bytes) -> bool:
-        """Compare a key's digest with all known ones, each in constant time."""
-        matches = [secrets.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+
+def _find_known(digests: Sequence[bytes], known: Sequence[bytes]) -> bytes | None:
+    """Return the first digest that is known; each is compared with all known ones, in constant time."""
+    for digest in digests:
+        matches = [secrets.compare_digest(digest, one) for one in known]
+        if any(matches):
+            return digest
+    return None
 
 
 def _digest_of(key: str) -> bytes:
@@ -82,7 +106,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        length = Headers(scope=scope).get("content-length", "")
+        length = header_of(scope, b"content-length")
         if length.isdigit() and int(length) > self._max_bytes:
             write = self._writer_of(scope["path"])
             await refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, self._message, write)(scope, receive, send)

@@ -17,7 +17,7 @@ from blink.api.openai.read import read_completion, text_of
 from blink.api.openai.request_template import rendering_of
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.link.client import RegionInfo
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.text.assets import ModelAssets
 
 
@@ -43,5 +43,5 @@ def answer_apply_template(
 ) -> ParsedRequest:
     """Answer with the text of a conversation as a prompt."""
     del engine
-    text = Planner(assets).render(body.messages, rendering_of(body, assets, bounds))
+    text = render_messages(body.messages, rendering_of(body, assets, bounds), assets)
     return ParsedRequest(model=body.model, answer=orjson.dumps({"prompt": text}))

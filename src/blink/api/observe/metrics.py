@@ -6,10 +6,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 
@@ -72,19 +71,19 @@ WORKER_GAUGES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Series:
-    offset: int
+class _Series(NamedTuple):
+    offset: int  # of the counts
+    sum_at: int
     buckets: tuple[float, ...]
 
     def counts(self, values: Sequence[float]) -> Sequence[float]:
         """Return how many values are in each bucket, and above the last."""
-        return values[self.offset : self.offset + len(self.buckets) + 1]
+        return values[self.offset : self.sum_at]
 
     def read(self, values: Sequence[float]) -> list[float]:
         """Return the samples of a Prometheus histogram: cumulated counts, all, and the sum of what was observed."""
         cumulated = [*accumulate(self.counts(values))]
-        return [*cumulated, cumulated[-1], values[self.offset + len(self.buckets) + 1]]
+        return [*cumulated, cumulated[-1], values[self.sum_at]]
 
 
 def _lay_out() -> tuple[dict[str, _Series], int]:
@@ -92,7 +91,7 @@ def _lay_out() -> tuple[dict[str, _Series], int]:
     offset = len(FINISH_REASONS) + len(REJECTION_REASONS)
     layout: dict[str, _Series] = {}
     for name, (_, buckets) in _HISTOGRAMS.items():
-        layout[name] = _Series(offset, buckets)
+        layout[name] = _Series(offset, offset + len(buckets) + 1, buckets)
         offset += len(buckets) + 2
     return layout, offset
 
@@ -218,9 +217,10 @@ class EngineMetrics:
 
     def observe(self, name: str, value: float) -> None:
         """Add one value to a histogram."""
-        series = _LAYOUT[name]
-        self.values[series.offset + bisect_left(series.buckets, value)] += 1
-        self.values[series.offset + len(series.buckets) + 1] += value
+        offset, sum_at, buckets = _LAYOUT[name]
+        values = self.values
+        values[offset + bisect_left(buckets, value)] += 1
+        values[sum_at] += value
 
     def count_finished(self, reason: str) -> None:
         """Count a finished sequence by its finish reason."""

@@ -11,7 +11,7 @@ from blink import __version__
 from blink.config import FrontendConfig
 from blink.link.client import RegionInfo
 
-_SECRETS = {"api_key", "hf_token", "rdma_token_file"}
+_SECRETS = {"api_key", "admin_api_key", "hf_token", "rdma_token_file"}
 # What of the engine is told; the key of its block hashes is a secret.
 _ENGINE_FIELDS = (
     "model",

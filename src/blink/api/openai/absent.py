@@ -14,8 +14,14 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     f"This server hears and speaks nothing: {_TEXT}.": (
         "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
     ),
-    "Not yet: an engine that sleeps or pauses. Stop the server to free its memory.": (
-        "/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused",
+    "Not yet: POST /update_weights_from_disk gives an engine other weights.": (
+        "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update",
+        "/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc",
+        "/init_weights_update_group", "/begin_weight_update", "/end_weight_update", "/get_weights_by_name",
+        "/update_weight_version",
+    ),
+    "Not here: /sleep and /wake_up free an engine's memory and take it back.": (
+        "/release_memory_occupation", "/resume_memory_occupation",
     ),
     "Not here: /v1/load_lora_adapter and /v1/unload_lora_adapter change adapters.": (
         "/load_lora_adapter", "/unload_lora_adapter",

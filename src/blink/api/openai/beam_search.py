@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from blink.api.openai.schema import ChatBody, CompletionBody
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BadRequestError
-from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.sampling_params import SamplingParams
 
 # What a search does not keep to. Those that only steer chance, such as temperature and seed, have no effect on it.
 _UNKEPT = (
@@ -24,7 +25,8 @@ def read_beam_search(body: CompletionBody | ChatBody, params: SamplingParams) ->
     """
     width = body.best_of or params.n
     if not body.use_beam_search:
-        _check_sampling(body, width, params.n)
+        if name := _find_search_field(body, width, params.n):
+            raise BadRequestError(f"{name} needs use_beam_search.", name)
         return None
     _check_search(body, width, params)
     return BeamSearchParams(
@@ -39,10 +41,13 @@ def read_beam_search(body: CompletionBody | ChatBody, params: SamplingParams) ->
     )
 
 
-def _check_sampling(body: CompletionBody | ChatBody, width: int, n: int) -> None:
-    wrong = {"best_of": width != n, "length_penalty": body.length_penalty != 1, "early_stopping": body.early_stopping}
-    if name := next((name for name, is_wrong in wrong.items() if is_wrong), None):
-        raise BadRequestError(f"{name} needs use_beam_search.", name)
+def _find_search_field(body: CompletionBody | ChatBody, width: int, n: int) -> str | None:
+    """Return the name of a field that only a search obeys, None if there is none."""
+    if width != n:
+        return "best_of"
+    if body.length_penalty != 1:
+        return "length_penalty"
+    return "early_stopping" if body.early_stopping else None
 
 
 def _check_search(body: CompletionBody | ChatBody, width: int, params: SamplingParams) -> None:

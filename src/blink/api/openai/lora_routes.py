@@ -81,4 +81,4 @@ def _check_rights(served: AdapterService, request: Request) -> None:
             f"Adapters are not changed while this server runs (--allow-runtime-lora-updating or {UPDATING_VARIABLE}=1)."
         )
     if not owner_of(request.scope):
-        raise NotFoundError("Adapters are changed with an API key only: start the server with --api-key.")
+        raise NotFoundError("Adapters are changed with a key only: start the server with --api-key or --admin-api-key.")

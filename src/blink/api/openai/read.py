@@ -18,7 +18,7 @@ from blink.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.sampling_params import SamplingParams
 from blink.text.assets import ModelAssets
 from blink.text.conversation import flatten_messages
@@ -63,7 +63,7 @@ def read_chat(body: ChatBody, assets: ModelAssets, bounds: Bounds, engine: Regio
     parsed_at = time.perf_counter()
     rendering = rendering_of(body, assets, bounds)
     given = body.kv_transfer_params
-    source = Planner(assets).render(body.messages, rendering) if given is None else given.prompt_token_ids
+    source = render_messages(body.messages, rendering, assets) if given is None else given.prompt_token_ids
     _check_count(1, body, engine)
     rules = body.prompt_rules
     tokens = read_tokens(source, rules, assets.tokenizer, engine)

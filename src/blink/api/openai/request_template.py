@@ -8,7 +8,7 @@ from functools import lru_cache
 from blink.api.openai.schema import ConversationBody
 from blink.api.serving.parsed_request import Bounds, HeavyRequestError
 from blink.errors import BadRequestError, ConfigError
-from blink.request.planner import Rendering
+from blink.request.rendering import Rendering
 from blink.text.assets import ModelAssets
 from blink.text.template import ChatTemplate
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from blink.api.openai.schema import ChatBody, CompletionBody
+from blink.api.openai.schema import ChatBody, CompletionBody, GenerationBody
 from blink.api.openai.structured import read_structured_outputs
 from blink.errors import BadRequestError
 from blink.sampling_params import SamplingParams
@@ -15,6 +15,13 @@ from blink.sampling_ranges import SAMPLING_RANGES
 _MAX_DIGITS = 10  # more than any token id has
 _MAX_SHOWN = 40  # characters of a wrong one
 _MAX_KEYS = 10  # wrong ones that are shown
+# Fields that SamplingParams has too, where None and what is not given are its defaults.
+_SAME = {
+    "n", "min_tokens", "seed", "logprob_token_ids", "bad_words", "thinking_token_budget", "stop", "stop_token_ids",
+    "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "spaces_between_special_tokens", "priority",
+    "tpot_target_ms", *SAMPLING_RANGES,
+}  # fmt: skip
+_OF_MODELS = {name for name in SAMPLING_RANGES if GenerationBody.model_fields[name].default is None}
 
 
 def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str, float | int]) -> SamplingParams:
@@ -27,34 +34,21 @@ def build_sampling_params(body: CompletionBody | ChatBody, defaults: Mapping[str
         raise BadRequestError("max_tokens must be at least 1 without echo, got 0.", "max_tokens")
     _check_named_logprobs(body)
     limits = [limit for limit in (body.token_limit, defaults.get("max_tokens")) if limit is not None]
-    filled: dict[str, Any] = {
-        name: defaults.get(name, allowed.default) if (value := getattr(body, name)) is None else value
-        for name, allowed in SAMPLING_RANGES.items()
+    given: dict[str, Any] = {
+        name: value for name in body.model_fields_set & _SAME if (value := getattr(body, name)) is not None
     }
+    if defaults:
+        given = {name: value for name, value in defaults.items() if name in _OF_MODELS} | given
     return SamplingParams(
-        n=1 if body.n is None else body.n,
         max_tokens=int(min(limits)) if limits else None,
-        min_tokens=body.min_tokens,
-        seed=body.seed,
         logprobs=None if body.logprob_token_ids else body.top_logprobs_count,
-        logprob_token_ids=body.logprob_token_ids,
         prompt_logprobs=body.prompt_logprobs_count,
         logit_bias=_by_token_id(body.logit_bias) if body.logit_bias else {},
         allowed_token_ids=body.allowed_token_ids or None,
-        bad_words=body.bad_words,
         extra_args=body.vllm_xargs,
-        thinking_token_budget=body.thinking_token_budget,
-        stop=body.stop,
-        stop_token_ids=body.stop_token_ids or (),
-        ignore_eos=body.ignore_eos,
-        include_stop_str_in_output=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens,
-        spaces_between_special_tokens=body.spaces_between_special_tokens,
-        priority=body.priority,
         best_effort=body.service_tier == "flex",
-        tpot_target_ms=body.tpot_target_ms,
         structured_outputs=read_structured_outputs(body.response_format, body.structured_outputs),
-        **filled,
+        **given,
     )
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -28,7 +27,7 @@ from blink.api.openai.tools import check_tool_fields, read_tool_use
 from blink.api.openai.unsupported import reject_unsupported
 from blink.api.serving.body import MAX_ID_CHARS, Body
 from blink.errors import BadRequestError
-from blink.request.planner import Rendering
+from blink.request.rendering import Rendering
 from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
 from blink.text.template import ChatTemplate
@@ -284,7 +283,7 @@ class ChatBody(GenerationBody, ConversationBody, SearchFields):
     def prompt_rules(self) -> PromptRules:
         """Return how the conversation's text is to be treated."""
         rules = self._prompt_rules("messages", add_special_tokens=self.add_special_tokens)
-        return rules if self.prediction is None else replace(rules, prediction=self.prediction.text)
+        return rules if self.prediction is None else rules._replace(prediction=self.prediction.text)
 
     @property
     def token_limit(self) -> int | None:

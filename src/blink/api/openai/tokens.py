@@ -13,7 +13,7 @@ from blink.api.openai.schema import ConversationBody, DetokenizeBody, TokenizeCh
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
-from blink.request.planner import Planner
+from blink.request.rendering import render_messages
 from blink.text.assets import ModelAssets
 from blink.text.prompt import check_vocabulary
 
@@ -38,7 +38,7 @@ def answer_tokenize(
 def tokens_of(body: TokenizeTextBody | ConversationBody, assets: ModelAssets, bounds: Bounds) -> list[int]:
     """Return the tokens of a text or a conversation."""
     is_text = isinstance(body, TokenizeTextBody)
-    text = body.prompt if is_text else Planner(assets).render(body.messages, rendering_of(body, assets, bounds))
+    text = body.prompt if is_text else render_messages(body.messages, rendering_of(body, assets, bounds), assets)
     if len(text) > bounds.max_tokenize_chars:
         raise BadRequestError(
             f"The text has {len(text)} characters; this server tokenizes at most {bounds.max_tokenize_chars}.",

@@ -24,7 +24,7 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
     structured = params.structured_outputs
     if form.uses_harmony:
         channels = _harmony_channels(structured, use, form)
-        return replace(params, skip_special_tokens=True, token_marks=MARKS, structured_outputs=channels)
+        return params.derive(skip_special_tokens=True, token_marks=MARKS, structured_outputs=channels)
     if use is not None and form.calls is not None:
         structured = _with_calls(structured, use, form.calls)
     if structured is not None:
@@ -34,7 +34,7 @@ def constrain_message(params: SamplingParams, use: ToolUse | None, form: Message
         is_free = isinstance(tag, StructuralTag) and tag.trigger
         if not is_free:
             structured = replace(structured, reasoning_start=start, reasoning_end=end)
-    return replace(params, skip_special_tokens=False, structured_outputs=structured)
+    return params.derive(skip_special_tokens=False, structured_outputs=structured)
 
 
 def _with_calls(

@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from blink.api.serving.reply import Reply
 from blink.api.serving.response_store import StoreLimits
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.client import RegionInfo
-from blink.sampling_params import BeamSearchParams, SamplingParams
+from blink.sampling_params import SamplingParams
 from blink.text.message.tool_use import ToolUse
 from blink.text.prompt import PromptRules
 

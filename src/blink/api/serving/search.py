@@ -13,12 +13,12 @@ from blink.api.http.http1 import writer_of
 from blink.api.serving.poller import Poller
 from blink.api.serving.session import Session
 from blink.api.serving.stream import NonStreamingBody
+from blink.beam_search_params import BeamSearchParams
 from blink.errors import BadRequestError, BlinkError, ClientGoneError
 from blink.link.client import RegionInfo
 from blink.region.layout import FinishReason
 from blink.request.beam_search import Beam, Steps, Tokens, position_of
 from blink.request.planner import Plan
-from blink.sampling_params import BeamSearchParams
 from blink.text.generation import Generation, TokenLogprob
 
 PlanStep = Callable[[list[Tokens]], Awaitable[Plan]]

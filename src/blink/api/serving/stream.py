@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import cache
+from http import HTTPStatus
 from typing import Protocol
 
 from fastapi import Response
@@ -45,12 +47,18 @@ class NonStreamingBody(Protocol):
         ...
 
 
+@cache
+def _headers_of(media_type: str) -> list[tuple[bytes, bytes]]:
+    response = Response(headers=_HEADERS, media_type=media_type)
+    del response.headers["content-length"]
+    return response.raw_headers
+
+
 class EventStream(Response):
     """Write a session's output as it comes. Each batch of completions is one write to the transport."""
 
     def __init__(self, encoder: Encoder, session: Session, media_type: str = EVENTS) -> None:
-        super().__init__(headers=_HEADERS, media_type=media_type)
-        del self.headers["content-length"]
+        self.status_code, self.raw_headers = int(HTTPStatus.OK), [*_headers_of(media_type)]
         self._encoder = encoder
         self._session = session
         self._writer: ResponseWriter | None = None

@@ -4,6 +4,7 @@
 
 #include <cuda_device_runtime_api.h>
 
+#include "device/plan_word.h"
 #include "device/shared_state.cuh"
 
 namespace blink {
@@ -67,21 +68,31 @@ struct DeviceEnv {
     return found.x;
   }
 
-  // No kernel of a step reports failure: one that breaks takes the context with it.
+  // A kernel that breaks takes the context with it. What a step does report is a rank that is lost.
   __device__ static Outcome outcome(const StepOutput& output, uint64_t step) {
     const bool is_over = shared.seen_step == step || load_acquire(output.done_step) == step;
-    return is_over ? Outcome::kDone : Outcome::kRuns;
+    if (!is_over) return Outcome::kRuns;
+    return shared.program.num_followers > 0 && output.failed ? Outcome::kFailed : Outcome::kDone;
   }
 
   // Launch a step whole (segment kNone), or one of its segments.
   __device__ static bool launch(uint32_t graph, uint32_t segment) {
     // The batch, written by all lanes before the last sync, must be there when the graph starts.
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
+    tell_followers({uint32_t(shared.state.step), graph, segment});
     const StepGraphs& graphs = shared.graphs[graph];
     const uint32_t parity = shared.program.parity;
     if (segment == kNone) shared.program.parity = parity ^ 1;
     CUgraphExec_st* executable = segment == kNone ? graphs.whole[parity] : graphs.segments[segment];
     return cudaGraphLaunch(executable, cudaStreamGraphFireAndForget) == cudaSuccess;
+  }
+
+  // Let the ranks on other GPUs launch what this one does.
+  __device__ static void tell_followers(Plan plan) {
+    if (shared.program.num_followers == 0) return;
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+    for (uint32_t i = 0; i < shared.program.num_followers; i++)
+      store_release(*shared.program.plan_words[i], pack_plan(plan));
   }
 
  private:

@@ -26,6 +26,19 @@ struct DeviceProgram {
   FIELD(uint32_t, parity);         // which of the two is next
   FIELD(uint32_t, windows);        // that have ended
   FIELD(uint32_t, idle_sleep_ns);  // between two looks of an idle scheduler; CUDA sleeps up to twice that
+  FIELD(uint32_t, num_followers);  // ranks on other GPUs that launch what this one does
+  FIELD(uint64_t**, plan_words);   // [num_followers], each in its GPU's memory
+};
+
+// What a rank that is not the first launches by.
+struct FollowerProgram {
+  FIELDS_OF(FollowerProgram);
+  FIELD(uint64_t*, plan_word);           // in this GPU's memory; writer: the first rank's scheduler
+  FIELD(StepGraphs*, graphs);            // by the indices of Geometry::graphs
+  FIELD_ARRAY(StepOutput*, outputs, 2);  // by StepKind: where this GPU's graphs say that they are done
+  FIELD(uint32_t, step);                 // launched last, its lower half
+  FIELD(uint32_t, parity);               // which of two executables is next
+  FIELD(uint32_t, failed);               // status of what failed, a cudaError
 };
 
 }  // namespace blink

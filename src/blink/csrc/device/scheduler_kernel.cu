@@ -2,6 +2,7 @@
 // The scheduler as a resident kernel: one block of 256 threads. It launches the step graphs from the device. CUDA
 // limits the launches of one kernel, so it launches itself anew after each window. Between windows all state is in
 // global memory.
+#include "device/follower.cuh"
 #include "device/wait.cuh"
 
 namespace blink {
@@ -34,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(b
   take_over(program);
   const bool continues = run_window();
   if (threadIdx.x == 0) shared.program.windows += continues;
+  if (threadIdx.x == 0 && !continues) DeviceEnv::tell_followers({uint32_t(shared.state.step) + 1, kEndOfPlans, kNone});
   hand_over(program);
   if (!continues || threadIdx.x != 0) return;
   if (cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch) != cudaSuccess)

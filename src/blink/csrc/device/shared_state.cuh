@@ -28,7 +28,6 @@ struct SharedState {
 };
 __shared__ SharedState shared;
 static_assert(sizeof(SharedState) <= 48 << 10, "static shared memory ends there");
-static_assert(sizeof(NextRow) % 16 == 8, "rows that lanes read at once lie in different banks");
 
 // Copy structs with all lanes, which are then in step.
 template <class T>

@@ -6,7 +6,15 @@
 
 namespace blink {
 
-enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2, kResetPrefixCache = 3 };
+enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2, kResetPrefixCache = 3, kPause = 4, kResume = 5 };
+// What becomes of sequences while nothing is launched (pause.h). kAbort: all end. kWait: those that run go on to their
+// end first. kKeep: all stay as they are. kRetract: all stay, and compute their KV anew afterwards.
+enum class PauseMode : uint32_t { kNone = 0, kAbort = 1, kWait = 2, kKeep = 3, kRetract = 4 };
+// What an engine's model lacks; bits of Control::absent. kUndefined: an update of its weights has begun, and no whole
+// one came.
+enum class Absent : uint32_t { kNothing = 0, kWeights = 1, kKvCache = 2, kUndefined = 4 };
+// What a pause takes away: cached prefixes, or those and every sequence's KV.
+enum class Drop : uint32_t { kNothing = 0, kPrefixCache = 1, kKvCache = 2 };
 enum class CqeKind : uint8_t {
   kAdmitted = 1,
   kToken = 2,
@@ -20,7 +28,15 @@ enum class FinishReason : uint8_t { kNone = 0, kStop = 1, kLength = 2, kAbort = 
 // What the engine makes of prompts: text, an embedding, or a score.
 enum class Task : uint32_t { kGenerate = 0, kEmbed = 1, kScore = 2 };
 enum class ServiceClass : uint32_t { kLatencySensitive = 0, kBestEffort = 1 };
-enum class EngineState : uint32_t { kBooting = 0, kReady = 1, kDraining = 2, kDrained = 3, kStopped = 4, kFailed = 5 };
+enum class EngineState : uint32_t {
+  kBooting = 0,
+  kReady = 1,
+  kDraining = 2,
+  kDrained = 3,
+  kStopped = 4,
+  kFailed = 5,
+  kPaused = 6
+};
 
 // Why an SQE was refused; travels in Cqe::token of a kRejected entry.
 enum class RejectCode : uint32_t {

@@ -15,7 +15,7 @@
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 6;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 7;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 256;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -136,6 +136,7 @@ struct Statistics {
   FIELD(uint64_t, best_effort_prefix_queries);  // of these, best-effort requests'
   FIELD(uint64_t, best_effort_prefix_hits);
   FIELD(uint64_t, prefix_resets);
+  FIELD(uint64_t, num_pauses);  // that were asked for and are in effect, or were taken back before
   FIELD(uint64_t, num_preemptions);
   FIELD(uint64_t, num_parked);
   FIELD(uint64_t, evicted_blocks);
@@ -174,9 +175,13 @@ struct Control {
   FIELD(uint32_t, error_code);
   FIELD(uint32_t, error_place);
   FIELD(uint32_t, error_detail);
+  FIELD(uint32_t, held);  // the `hold` that is in effect: nothing is in flight, and nothing is launched
   // writer: engine
   alignas(64) FIELD(uint32_t, drain);
   FIELD(uint32_t, stop);
+  FIELD(uint32_t, hold);             // a number, while the scheduler is to launch nothing (pause.h); 0: it may
+  FIELD(uint32_t, hold_drop);        // Drop, with it; stored before `hold`
+  FIELD(uint32_t, absent);           // Absent bits: what the model lacks while `hold` is set
   FIELD(uint64_t, energy_mj);        // of the engine's GPU since it serves; 0: nothing counts it
   FIELD(uint64_t, token_energy_uj);  // for each token generated in the last minute; 0: none was
   // Steps by their number of tokens, then the sum of these (region/step_tokens.py).
@@ -269,7 +274,9 @@ struct Sqe {
   FIELD(uint32_t, num_prediction_tokens);
   FIELD(uint32_t, adapter);  // index + 1; 0: none
   FIELD(uint32_t, adapter_generation);
-  uint32_t reserved[10];
+  FIELD(uint32_t, pause_mode);  // of a kPause: PauseMode
+  FIELD(uint32_t, pause_drop);  // likewise: Drop
+  uint32_t reserved[8];
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 

@@ -172,9 +172,11 @@ inline const std::string& layout_text() {
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
+      t.structs<RankArgs, AllReduceArgs, JoinArgs, EndStepArgs, PullArgs, FollowerProgram>();
     });
     t.section("enums", [&] {
-      t.enums<Opcode, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode, ErrorCode>();
+      t.enums<Opcode, PauseMode, Drop, Absent, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode,
+              ErrorCode>();
       t.enums<StepResult, StepClass, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });

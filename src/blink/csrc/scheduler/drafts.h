@@ -5,18 +5,18 @@
 // as its tokens are those that were sampled. No result depends on the origin of a draft.
 //
 // Drafts take only free rows, blocks and completion queue entries. The cost table decides their length: the one that
-// gives the most tokens for the time.
+// gives the most tokens for the time, within what drafts may cost (draft_credit.h).
 #pragma once
 
 #include "scheduler/admission.h"
-#include "scheduler/ngram.h"
+#include "scheduler/draft_credit.h"
 
 namespace blink {
 
-constexpr uint32_t kChanceSpan = 4;  // drafts over which the chance is averaged
-constexpr uint32_t kMostMisses = 4;  // in a row, before a sequence rests
-constexpr uint32_t kRestTokens = 16;
-constexpr uint32_t kWorthwhile = 32;  // part of the tokens for the time by which a longer draft has to win
+constexpr uint32_t kChanceSpan = 4;     // drafts over which the chance is averaged
+constexpr uint32_t kMostMisses = 4;     // in a row, before a sequence rests
+constexpr uint32_t kLongestRest = 256;  // tokens; a rest is twice as long as the one before, while nothing is accepted
+constexpr uint32_t kWorthwhile = 32;    // part of the tokens for the time by which a longer draft has to win
 
 // Whether drafts are made for a sequence once it has so many generated tokens.
 BLINK_FN bool may_draft(const State& s, const Sequence& q, uint32_t num_generated) {
@@ -37,8 +37,8 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
   d.num_found = 0;
   const bool is_plain = q.row.kind == RowKind::kDecode && q.row.num_samples == 1;
   if (!is_plain || q.paused_tokens > 0 || !may_draft(s, q, q.num_generated)) return;
-  index_generated(env, s, q);
-  if (d.source == 0) d.source = look_up(s, q) + 1;  // 0 of kNone
+  index_text(env, s, q, q.num_tokens - 1);
+  if (d.source == 0) d.source = look_up(s, q, q.num_tokens) + 1;  // 0 of kNone
   if (d.source == 0) return;
   const uint32_t limit = draft_limit(s, q);
   for (uint32_t place = d.source - 1; d.num_found < limit; place++, d.num_found++) {
@@ -79,14 +79,21 @@ BLINK_RARE_FN DraftTotals draft_totals(Env& env, const State& s, uint32_t longes
   return env.sum(t);
 }
 
-// How long drafts may be: as long as gives the most tokens for the time of the step, within rows and blocks.
+// How long drafts may be, and whether the credit alone keeps them from being longer.
+struct DraftLength {
+  uint32_t longest;
+  bool lacks_credit;
+};
+
+// As long as gives the most tokens for the time of the step, within rows, blocks and credit.
 template <class Env>
-BLINK_RARE_FN uint32_t choose_longest(Env& env, const State& s, const StepTotals& total) {
+BLINK_RARE_FN DraftLength choose_longest(Env& env, const State& s, const StepTotals& total) {
   const Geometry& g = s.geometry;
   const uint32_t most_rows = g.graphs[g.num_decode_graphs - 1].rows;
-  uint32_t chosen = 0, tokens_before = 0;
-  uint64_t best_tokens = uint64_t(total.tokens) * kSureChance, best_ns = 1;
-  if (has_costs(s)) best_ns = predict_decode_ns(s, total.tokens, total.context);
+  const uint64_t plain_ns = has_costs(s) ? predict_decode_ns(s, total.tokens, total.context) : 1;
+  DraftLength chosen{0, false};
+  uint32_t tokens_before = 0;
+  uint64_t best_tokens = uint64_t(total.tokens) * kSureChance, best_ns = plain_ns;
   for (uint32_t longest = 1; longest <= g.spec_tokens; longest++) {
     const DraftTotals t = draft_totals(env, s, longest);
     const uint32_t rows = total.tokens + t.tokens;
@@ -96,33 +103,43 @@ BLINK_RARE_FN uint32_t choose_longest(Env& env, const State& s, const StepTotals
     const uint64_t tokens = uint64_t(total.tokens) * kSureChance + t.gain;
     const uint64_t ns = has_costs(s) ? predict_decode_ns(s, rows, total.context + t.context) : 1;
     if (tokens * best_ns * kWorthwhile <= best_tokens * ns * (kWorthwhile + has_costs(s))) continue;
-    chosen = longest;
+    chosen.lacks_credit = !may_cost(s, total.tokens, plain_ns, ns);
+    if (chosen.lacks_credit) continue;
+    chosen.longest = longest;
     best_tokens = tokens;
     best_ns = ns;
   }
   return chosen;
 }
 
-// Note that a draft was of no use. Some in a row, and the sequence rests: its steps take the fast path again.
-BLINK_FN void note_miss(Sequence& q) {
-  if (++q.drafting.num_misses < kMostMisses) return;
-  q.drafting.num_misses = kMostMisses - 1;
-  q.drafting.rests_until = q.num_generated + kRestTokens;
+// Let a sequence make no drafts for so many tokens: its steps take the fast path.
+BLINK_FN void rest(Sequence& q, uint32_t num_tokens) {
+  q.drafting.rests_until = q.num_generated + num_tokens;
   q.drafting.source = q.drafting.num_found = 0;
-  q.drafting.chance = kFirstChance;
+}
+
+// Note that a draft was of no use. Some in a row, and the sequence rests.
+BLINK_FN void note_miss(Sequence& q) {
+  Drafting& d = q.drafting;
+  if (++d.num_misses < kMostMisses) return;
+  d.num_misses = kMostMisses - 1;
+  rest(q, d.next_rest);
+  d.next_rest = least(2 * d.next_rest, kLongestRest);
+  d.chance = kFirstChance;
 }
 
 // Let the decode rows of a step that has nothing else verify drafts too. Returns what the step takes then.
 template <class Env>
 BLINK_RARE_FN StepTotals choose_drafts(Env& env, State& s, const StepTotals& total) {
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) find_draft(env, s, s.sequences[s.running[i]]);
+  if (env.lane() == 0) earn_draft_credit(s);
   env.sync();
-  const uint32_t longest = choose_longest(env, s, total);
+  const auto [longest, lacks_credit] = choose_longest(env, s, total);
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
     const uint32_t found = q.drafting.num_found;
     q.drafting.num_found = least(found, longest);
-    if (found > 0 && longest == 0) note_miss(q);
+    if (found > 0 && longest == 0) lacks_credit ? rest(q, kFirstRest) : note_miss(q);
     env.fetch_add(s.qps[q.queue_pair].cq_drafts, q.drafting.num_found * completions_per_sample(s, q));
   }
   env.sync();
@@ -141,7 +158,11 @@ BLINK_RARE_FN StepTotals choose_drafts(Env& env, State& s, const StepTotals& tot
     if (pair.cq_drafts <= cq_room(s, pair)) pair.cq_need += pair.cq_drafts;
     pair.cq_drafts = 0;
   }
-  if (env.lane() == 0) s.num_drafts = drafts;
+  if (env.lane() == 0) {
+    s.num_drafts = drafts;
+    if (drafts > 0 && has_costs(s))
+      open_draft_account(s, total.tokens, predict_decode_ns(s, total.tokens, total.context));
+  }
   env.sync();
   return drafts > 0 ? step_totals(env, s) : total;
 }
@@ -164,21 +185,23 @@ BLINK_FN void note_draft(Env& env, State& s, Sequence& q, uint32_t drafts, uint3
   env.fetch_add(s.draft_counts[0], 1);
   env.fetch_add(s.draft_counts[1], drafts);
   for (uint32_t i = 0; i < accepted; i++) env.fetch_add(s.draft_counts[2 + i], 1);
-  if (accepted > 0)
-    d.num_misses = 0;
-  else
-    note_miss(q);
+  if (accepted == 0) return note_miss(q);
+  d.num_misses = 0;
+  d.next_rest = kFirstRest;
 }
 
 // Add what the step's drafts came to. Runs on: one lane.
 BLINK_FN void count_drafts(State& s) {
   Statistics& t = s.statistics;
+  uint32_t accepted = 0;
   t.num_drafts += s.draft_counts[0];
   t.draft_tokens += s.draft_counts[1];
   for (uint32_t i = 0; i < kMaxDrafts; i++) {
     t.accepted_at[i] += s.draft_counts[2 + i];
-    t.accepted_tokens += s.draft_counts[2 + i];
+    accepted += s.draft_counts[2 + i];
   }
+  t.accepted_tokens += accepted;
+  close_draft_account(s, accepted);
   for (uint32_t& count : s.draft_counts) count = 0;
   s.num_drafts = 0;
 }

@@ -4,6 +4,7 @@
 
 #include "scheduler/flow.h"
 #include "scheduler/pacing.h"
+#include "scheduler/pause.h"
 #include "scheduler/queue_pair.h"
 
 namespace blink {
@@ -95,6 +96,10 @@ BLINK_RARE_FN void reject(State& s, uint32_t qp, uint64_t sequence, RejectCode c
   s.statistics.num_rejected++;
 }
 
+BLINK_FN bool takes_requests(const State& s) {
+  return s.engine_state == uint32_t(EngineState::kReady) || s.engine_state == uint32_t(EngineState::kPaused);
+}
+
 BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   const Geometry& g = s.geometry;
   const uint32_t tag = uint32_t(e.sequence);
@@ -102,7 +107,7 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   const uint32_t index = qp * g.sequences_per_queue_pair + (code == RejectCode::kTag ? 0 : tag);
   if (code == RejectCode::kNone && s.sequences[index].status != SequenceStatus::kFree) code = RejectCode::kTagBusy;
   if (code == RejectCode::kNone && !may_use_adapter(s, e)) code = RejectCode::kAdapter;
-  if (code == RejectCode::kNone && s.engine_state != uint32_t(EngineState::kReady)) code = RejectCode::kDraining;
+  if (code == RejectCode::kNone && !takes_requests(s)) code = RejectCode::kDraining;
   if (code != RejectCode::kNone) return reject(s, qp, e.sequence, code, now);
   Sequence& q = s.sequences[index];
   q = Sequence{};
@@ -141,6 +146,8 @@ BLINK_RARE_FN void accept(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
     s.reset_asked = 1;
     return;
   }
+  if (e.opcode == uint32_t(Opcode::kPause) && is_pause(e)) return accept_pause(s, e);
+  if (e.opcode == uint32_t(Opcode::kResume)) return accept_resume(s);
   reject(s, qp, e.sequence, RejectCode::kOpcode, now);
 }
 
@@ -151,9 +158,13 @@ BLINK_FN void beat(State& s, uint64_t now) {
     store_release(s.control->heartbeat, ++s.heartbeat);
     follow_adapters(s);
   }
-  const uint32_t drain = load_relaxed(s.control->drain), stop = load_relaxed(s.control->stop);  // both at once
+  const uint32_t drain = load_relaxed(s.control->drain), stop = load_relaxed(s.control->stop),
+                 hold = load_relaxed(s.control->hold);  // all at once
+  if (hold != s.hold) follow_hold(s);
+  if (drain) drain_pause(s);
   uint32_t state = s.engine_state;
-  if (state == uint32_t(EngineState::kReady) && drain) state = uint32_t(EngineState::kDraining);
+  if (state == uint32_t(EngineState::kPaused) && !is_pausing(s)) state = uint32_t(EngineState::kReady);
+  if (takes_requests(s) && drain) state = uint32_t(EngineState::kDraining);
   if (state == uint32_t(EngineState::kDraining) && s.num_live == 0) state = uint32_t(EngineState::kDrained);
   if (stop) state = uint32_t(EngineState::kStopped);
   if (state == s.engine_state) return;

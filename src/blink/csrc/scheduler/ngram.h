@@ -11,7 +11,8 @@
 namespace blink {
 
 constexpr uint32_t kSureChance = 256;   // that a draft token is accepted
-constexpr uint32_t kFirstChance = 160;  // of a sequence whose drafts were not verified yet, or not for a while
+constexpr uint32_t kFirstChance = 205;  // of a sequence whose drafts were not verified yet, or not for a while: 0.8
+constexpr uint32_t kFirstRest = 16;     // tokens without drafts, once some were of no use
 
 BLINK_FN bool speculates(const State& s) { return s.geometry.spec_tokens > 0; }
 
@@ -65,31 +66,34 @@ BLINK_RARE_FN void index_slot(Env& env, State& s, Sequence& q) {
   if (env.lane() == 0) {
     q.drafting.num_indexed = prompt;
     q.drafting.chance = kFirstChance;
+    q.drafting.next_rest = kFirstRest;
     q.drafting.source = prediction > 0 ? g.max_model_len + 1 : 0;  // an answer begins as its prediction does
   }
   env.sync();
 }
 
-// Add what was generated since. Runs on: one lane for each sequence.
+// Add the n-grams that end before token `end` of the sequence's text, and those before. Runs on: one lane for each
+// sequence.
 template <class Env>
-BLINK_FN void index_generated(Env& env, const State& s, Sequence& q) {
-  for (uint32_t& end = q.drafting.num_indexed; end < q.num_tokens; end++)
-    index_ngrams(env, s, q.slot, tokens_of(s, q.slot), end, end);
+BLINK_FN void index_text(Env& env, const State& s, Sequence& q, uint32_t end) {
+  for (uint32_t& next = q.drafting.num_indexed; next <= end; next++)
+    index_ngrams(env, s, q.slot, tokens_of(s, q.slot), next, next);
 }
 
-// Whether the text's last n tokens stand before a place. Entries are shared: its n-gram may be another, and shorter.
-BLINK_FN bool stands_before(const State& s, const Sequence& q, uint32_t place, uint32_t n) {
+// Whether the last n tokens of a text of `end` stand before a place. Entries are shared: its n-gram may be another, and
+// shorter.
+BLINK_FN bool stands_before(const State& s, const Sequence& q, uint32_t place, uint32_t n, uint32_t end) {
   if (place % s.geometry.max_model_len < n) return false;
   uint32_t differing = 0;
-  for (uint32_t i = 1; i <= n; i++) differing += token_at(s, q, place - i) != token_at(s, q, q.num_tokens - i);
+  for (uint32_t i = 1; i <= n; i++) differing += token_at(s, q, place - i) != token_at(s, q, end - i);
   return differing == 0;
 }
 
-// The place behind the longest n-gram that the text ends with; kNone: it stands nowhere else.
-BLINK_FN uint32_t look_up(const State& s, const Sequence& q) {
-  for (uint32_t n = least(s.geometry.ngram_max, q.num_tokens); n >= s.geometry.ngram_min; n--) {
-    const uint32_t head = ngrams_of(s, q.slot)[ngram_entry(s, tokens_of(s, q.slot) + q.num_tokens, n)];
-    if (head > 0 && stands_before(s, q, head - 1, n)) return head - 1;
+// The place behind the longest n-gram that the text's first `end` tokens end with; kNone: it stands nowhere else.
+BLINK_FN uint32_t look_up(const State& s, const Sequence& q, uint32_t end) {
+  for (uint32_t n = least(s.geometry.ngram_max, end); n >= s.geometry.ngram_min; n--) {
+    const uint32_t head = ngrams_of(s, q.slot)[ngram_entry(s, tokens_of(s, q.slot) + end, n)];
+    if (head > 0 && stands_before(s, q, head - 1, n, end)) return head - 1;
   }
   return kNone;
 }

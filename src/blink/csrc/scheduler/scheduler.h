@@ -5,8 +5,8 @@
 // collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
 #pragma once
 
-#include "scheduler/cache_reset.h"
 #include "scheduler/fast_path.h"
+#include "scheduler/pause_begin.h"
 #include "scheduler/step_class.h"
 
 namespace blink {
@@ -172,6 +172,10 @@ BLINK_RARE_FN void resume(Env& env, State& s) {
 // Prepare what runs next: a step, or a segment of the paused one. False if there is nothing to do.
 template <class Env>
 BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
+  if (is_pausing(s)) {
+    if (is_segmented(s)) resume(env, s);
+    return is_segmented(s);
+  }
   const Choice choice = choose_class(env, s, now);
   if (!choice.resumes && compose(env, s, choice.step_class, now) > 0) return true;
   if (s.failed) return false;
@@ -226,10 +230,12 @@ BLINK_FN StepResult step(Env& env, State& s) {
     env.sync();
     return StepResult::kFailed;
   }
-  const bool is_fast = was_in_flight && !expects_hold(s, glance.now) && take_fast_path(env, s);
+  const bool may_go_on = was_in_flight && !is_pausing(s) && !expects_hold(s, glance.now);
+  const bool is_fast = may_go_on && take_fast_path(env, s);
   if (!is_fast) {
     if (was_in_flight) end_launch(env, s, glance.now);
     reap(env, s, glance.now);
+    if (pause_begins(s) && !is_segmented(s)) begin_pause(env, s, glance.now);
     const bool is_held = hold(env, s, glance.now);
     if (is_held || !prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);

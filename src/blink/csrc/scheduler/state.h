@@ -29,6 +29,7 @@ struct Drafting {
   FIELD(uint32_t, chance);         // that a draft token is accepted, of kSureChance
   FIELD(uint32_t, num_misses);     // drafts in a row that were of no use
   FIELD(uint32_t, rests_until);    // number of generated tokens before which none are made
+  FIELD(uint32_t, next_rest);      // how many tokens the next rest takes
   FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
   FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
 };
@@ -185,11 +186,13 @@ struct NextRow {
   FIELD(uint32_t, block);                            // that it starts; kNone: none
   FIELD(uint32_t, window_block);                     // that holds its token
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
-  FIELD(uint32_t, num_stops);                        // that may end it already
+  FIELD(uint16_t, num_stops);                        // that may end it already
+  FIELD(uint16_t, looks_up);                         // whether compose() may draft, if the token ends a known n-gram
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
   FIELD(int32_t, token);
   FIELD(float, logprob);
 };
+static_assert(sizeof(NextRow) % 16 == 8, "rows that lanes of a GPU read at once lie in different banks");
 
 // What a step of one graph takes: of its whole size, and beyond it for each token of the KV cache that it reads.
 // writer: engine at boot, then the scheduler.
@@ -319,6 +322,11 @@ struct State {
   FIELD(uint32_t, num_evictable);
   FIELD(uint32_t, num_cancels);
   FIELD(uint32_t, reset_asked);  // the prefix cache is to be emptied
+  FIELD(PauseMode, pause_mode);  // that frontends have asked for
+  FIELD(Drop, pause_drop);       // that is to be taken away when the pause begins
+  FIELD(uint32_t, pause_asked);  // a pause has still to begin
+  FIELD(uint32_t, hold);         // Control::hold as it was read last
+  FIELD(uint32_t, held);         // Control::held
   FIELD(uint32_t, lru_head);
   FIELD(uint32_t, lru_count);
   FIELD(uint32_t, next_stamp);
@@ -355,6 +363,10 @@ struct State {
   FIELD(uint32_t, segmented_best_effort_rows);
   FIELD(uint64_t, urgent_ns);             // end of the last step that moved urgent sequences on
   FIELD(int64_t, best_effort_credit_ns);  // of its share of the time; negative: debt
+  FIELD(int64_t, draft_credit);           // tokens, of kSureChance each, that drafts may cost (draft_credit.h)
+  FIELD(uint64_t, draft_credit_until);    // Statistics::generation_tokens for which it was earned
+  FIELD(uint32_t, draft_plain_tokens);    // of the step with drafts in flight, if it had none
+  FIELD(uint64_t, draft_plain_ns);        // that it would take then
   FIELD(uint64_t, burst_due);  // step by which the bursts of prompts that were taken as a whole are made up for
   FIELD(uint64_t, preemption_credit_ns);  // of decoding's time that prefill may take
   FIELD(uint64_t, preemption_until);      // step up to which a prompt that preempts is expected

@@ -41,8 +41,9 @@ class RowGroup:
 class CpuAttentionPlan:
     """How one step's queries meet the cache; the same for every layer of a window."""
 
-    def __init__(self, batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype, *, by_token: bool) -> None:
         self.num_tokens = num_tokens
+        self._by_token = by_token
         self._batch, self._block_size, self._dtype = batch, block_size, dtype
         self._groups: dict[int, tuple[RowGroup, ...]] = {}
 
@@ -55,26 +56,49 @@ class CpuAttentionPlan:
     def _plan(self, window: int) -> Iterator[RowGroup]:
         header = self._batch.header.tolist()
         num_rows, num_decode = header[Header.NUM_ROWS], header[Header.NUM_DECODE_ROWS]
+        if self._by_token:
+            yield from self._plan_tokens(num_rows, header[Header.NUM_TOKENS], window)
+            return
         starts = self._batch.query_starts[: num_rows + 1].tolist()
         spans = [(0, num_decode)] if num_decode else []
         spans += [(row, row + 1) for row in range(num_decode, num_rows)]
         for first, last in spans:
             rows, queries = slice(first, last), starts[first : first + 2]
-            yield _plan_group(self._batch, rows, queries, window, self._block_size, self._dtype)
+            slots, lens = self._batch.row_slots[rows], self._batch.context_lens[rows]
+            yield _plan_group(
+                self._batch.find_tables(window), slots, lens, queries, window, self._block_size, self._dtype
+            )
+
+    def _plan_tokens(self, num_rows: int, num_tokens: int, window: int) -> Iterator[RowGroup]:
+        """Let each token be a row of one query: it attends with the same bits in any chunk of its prompt."""
+        if num_tokens == 0:
+            return
+        counts = self._batch.query_starts[: num_rows + 1].diff()
+        slots = self._batch.row_slots[:num_rows].repeat_interleave(counts)
+        lens = (self._batch.positions[:num_tokens] + 1).to(torch.int32)
+        yield _plan_group(self._batch.find_tables(window), slots, lens, [0, 1], window, self._block_size, self._dtype)
 
 
-def plan_attention(batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype) -> CpuAttentionPlan:
-    """Prepare one step's attention, with queries of a type."""
-    return CpuAttentionPlan(batch, num_tokens, block_size, dtype)
+def plan_attention(
+    batch: Batch, num_tokens: int, block_size: int, dtype: torch.dtype, *, by_token: bool = False
+) -> CpuAttentionPlan:
+    """Prepare one step's attention, with queries of a type; by_token: tokens of prompts attend one by one."""
+    return CpuAttentionPlan(batch, num_tokens, block_size, dtype, by_token=by_token)
 
 
 def _plan_group(
-    batch: Batch, rows: slice, queries: list[int], window: int, block_size: int, dtype: torch.dtype
+    tables: Tensor,
+    slots: Tensor,
+    lens: Tensor,
+    queries: list[int],
+    window: int,
+    block_size: int,
+    dtype: torch.dtype,
 ) -> RowGroup:
+    """Plan rows of equally many queries; slots, lens: of each row; queries: where the first row's begin and end."""
     start, num_queries = queries[0], queries[1] - queries[0]
-    lens = batch.context_lens[rows]
     length = int(lens.max())
-    tables = batch.find_tables(window).index_select(0, batch.row_slots[rows])
+    tables = tables.index_select(0, slots)
     last_block = (lens.long() - 1).div_(block_size, rounding_mode="floor")
     # Short rows repeat their own last block: what lies behind a table's end is not to be read.
     columns = torch.arange(-(-length // block_size), device=lens.device).minimum(last_block[:, None])

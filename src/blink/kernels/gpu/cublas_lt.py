@@ -90,7 +90,7 @@ class LtMatmul:
             ctypes.byref(ctypes.c_float(0)),
             *(ctypes.c_void_p(out.data_ptr()), of_out) * 2,  # what is added, nothing, and the result
             _words(algorithm),
-            ctypes.c_void_p(_workspace().data_ptr()),
+            ctypes.c_void_p(_workspace(torch.cuda.current_device()).data_ptr()),
             ctypes.c_size_t(_WORKSPACE_BYTES),
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
         )
@@ -147,9 +147,9 @@ class _Object:
 
 
 @functools.cache
-def _workspace() -> Tensor:
-    """Return what all GEMMs share: they run one after the other. Captured graphs use it."""
-    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+def _workspace(gpu: int) -> Tensor:
+    """Return what all GEMMs of a GPU share: they run one after the other. Captured graphs use it."""
+    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{gpu}")
 
 
 def _words(algorithm: Algorithm) -> ctypes.Array[ctypes.c_uint64]:

@@ -36,7 +36,7 @@ def compile_kernel(name: str, source: str = _DECODE) -> driver.CUfunction:
     if _wanted is not None:
         _wanted.add((name, source))
         return driver.CUfunction()
-    return _compile(name, source)
+    return _compile(name, source, torch.cuda.current_device())
 
 
 def is_compiling_ahead() -> bool:
@@ -48,24 +48,25 @@ def compile_ahead(run: Callable[[], object]) -> None:
     """Compile on all cores the kernels that `run` launches. It runs without them, on what memory holds."""
     global _wanted
     _wanted = set()
+    device = torch.cuda.current_device()
     try:
         run()
-        wanted = tuple(zip(*_wanted, strict=True))
+        wanted = [(*each, device) for each in _wanted]
     finally:
         _wanted = None
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(_compile, *wanted) if wanted else ())
+        list(pool.map(lambda each: _compile(*each), wanted))
 
 
 _wanted: set[tuple[str, str]] | None = None  # within compile_ahead(): names and sources
 
 
 @functools.cache
-def _compile(name: str, source: str) -> driver.CUfunction:
-    device = Device()
+def _compile(name: str, source: str, gpu: int) -> driver.CUfunction:
+    """Return the kernel for a GPU of a number: each has functions of its own."""
+    device = Device(gpu)
     device.set_current()
-    code = compile_code(f"sm_{device.arch}" + "a" * has_clusters(), (name,), source)
-    _compiled.append(code)
+    code = _compile_once(f"sm_{device.arch}" + "a" * has_clusters(), name, source)
     kernel = check(driver.cuKernelGetFunction(driver.CUkernel(int(code.get_kernel(name).handle))))
     allow_shared_memory(kernel)
     return kernel
@@ -79,7 +80,9 @@ def allow_shared_memory(kernel: driver.CUfunction) -> None:
     check(driver.cuFuncSetAttribute(kernel, attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most))
 
 
-_compiled: list[ObjectCode] = []  # never freed: captured graphs use them
+@functools.cache  # never freed: captured graphs use it
+def _compile_once(arch: str, name: str, source: str) -> ObjectCode:
+    return compile_code(arch, (name,), source)
 
 
 def compile_code(arch: str, names: Sequence[str], source: str = _DECODE) -> ObjectCode:

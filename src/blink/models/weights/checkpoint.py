@@ -269,7 +269,7 @@ class DummyCheckpoint:
     def fill(self, name: str, target: Tensor) -> None:
         if name.endswith("norm.weight"):
             target.fill_(1)
-        elif target.device.type == self._device.type:
+        elif target.device.type == self._device.type and (target.device.index or 0) == (self._device.index or 0):
             target.normal_(std=0.02, generator=self._generator)
         else:  # which draws faster than the host
             for rows in target.split(_DRAWN_ROWS):

@@ -89,10 +89,12 @@ class ModelSource:
         Raises:
             ConfigError: a weight is missing, of another shape, or there is no memory.
         """
-        return self._load(self.checkpoint, self.spec)
+        return self._load(self.checkpoint, self.spec, self.target.device)
 
-    def split(self, size: int) -> Callable[[int], Decoder]:
+    def split(self, size: int, devices: Sequence[torch.device] = ()) -> Callable[[int], Decoder]:
         """Return what loads the part of one of so many ranks; each is to call it, on a thread of its own.
+
+        devices: each rank's, where they differ.
 
         Raises:
             ConfigError: the size does not divide the model.
@@ -103,14 +105,15 @@ class ModelSource:
         def load(rank: int) -> Decoder:
             cuts = Cuts(self.spec, specs[rank].shard, block)
             try:
-                return self._load(RankCheckpoint(self.checkpoint, cuts, rank, reads), specs[rank])
+                device = devices[rank] if devices else self.target.device
+                return self._load(RankCheckpoint(self.checkpoint, cuts, rank, reads), specs[rank], device)
             except BaseException as error:
                 reads.fail(error)
                 raise
 
         return load
 
-    def _load(self, checkpoint: Checkpoint, spec: ModelSpec) -> Decoder:
+    def _load(self, checkpoint: Checkpoint, spec: ModelSpec, device: torch.device) -> Decoder:
         with tqdm(
             total=spec.num_parameters,
             desc="loading weights",
@@ -118,7 +121,7 @@ class ModelSource:
             unit_scale=True,
             disable=True if spec.shard.rank else None,  # None: where no terminal is
         ) as progress:
-            target = replace(self.target, advance=progress.update)
+            target = replace(self.target, device=device, advance=progress.update)
             model = DecoderLoader(checkpoint, spec, target, self.kv_scales, self.table_device).load()
         if self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)

@@ -13,6 +13,7 @@ from blink.kernels.gpu.attention.work import Tile
 # Pairs of query and query head, up to which larger tiles are too few to keep a GPU busy.
 _SHORT_PAIRS = 32768
 _MOST_STAGES = 3
+_SMALL_HEAD_DIM = 128
 _USUAL_HEAD_DIM = 256
 _SPARE_BYTES = 16 << 10  # of shared memory, beside a tile's queries, keys and values
 
@@ -30,6 +31,8 @@ def choose_tiles(dtype: torch.dtype, group: int, num_pairs: int, head_dim: int) 
         return narrow, Tile(max(32, heads), 32, 16, 256, 264, 4, _MOST_STAGES)
     if num_pairs <= _SHORT_PAIRS:
         return narrow, Tile(max(64, heads), 64, 16, 512, 264, 4, _MOST_STAGES)
+    if head_dim > _SMALL_HEAD_DIM:  # whose sums would fill the registers of 4 warps
+        return narrow, Tile(max(128, heads), 64, 16, 256, 264, 8, 2)
     return narrow, Tile(max(128, heads), 32, 16, 256, 264, 4, _MOST_STAGES)
 
 

@@ -18,6 +18,7 @@ from blink.kernels.gpu.gemm.tile_configs import Output, read_table, shared_bytes
 # With which a lane's part of the activations takes 80 registers at most, or 64 where rows fill the instruction.
 _MOST_STEPS = {FormatId.FP8: (5, 2), FormatId.INT4: (2, 0)}
 _STAGE_BYTES = 8 << 10
+_STAGE_BYTES_OF_ONE_ROW = 16 << 10
 _INT4_STAGE_BYTES = 17 << 10
 _INT4_PIPELINE_BYTES = 40 << 10  # which keep the memory busy
 _MAX_STAGES = 16
@@ -148,8 +149,8 @@ def _fill(shape: Shape, warps: int, cluster: int, slices: int) -> QuantizedGemvC
     row_bytes = shape.k // shape.format.unit * UNIT_BYTES // cluster
     blocks = shape.n * cluster / 16 / count_processors()
     tile = 32 if blocks > 2 else 16
-    stage_rows = 8 // slices
-    while stage_rows < 8 and 2 * stage_rows * row_bytes <= _STAGE_BYTES:
+    stage_rows, most = 8 // slices, _STAGE_BYTES_OF_ONE_ROW if shape.rows == 1 else _STAGE_BYTES
+    while stage_rows < 8 and 2 * stage_rows * row_bytes <= most:
         stage_rows *= 2
     return _fill_stages(
         shape, QuantizedGemvConfig(warps, cluster, slices, tile, stage_rows, 0), _most_blocks(shape.format, warps)

@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
-"""Routing on the GPU in one kernel: each expert's program finds the tokens that chose it, in their order."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
+"""Routing on the GPU: each expert's program finds the tokens that chose it, in their order.
+
+For few tokens it looks at their logits itself, in one kernel. For many that would be the square of the experts' number
+for each token, so another kernel chooses first.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 _TOKENS = 32
+_FEW_TOKENS = 128
+_CHOOSING_TOKENS = 16  # of a program
+_SEARCHED_PAIRS = 4096  # at once
 
 
 class Routes(NamedTuple):
@@ -27,7 +35,10 @@ def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     assert router_logits.is_contiguous()
     max_tokens, num_experts = router_logits.shape
     routes = allocate_routes(router_logits, top_k)
-    block = min(128, max(_TOKENS, triton.next_power_of_2(max_tokens)))
+    if max_tokens > _FEW_TOKENS:
+        _route_many(router_logits, num_tokens, routes, top_k)
+        return routes
+    block = max(_TOKENS, triton.next_power_of_2(max_tokens))
     _route[(num_experts,)](
         router_logits,
         num_tokens,
@@ -40,6 +51,33 @@ def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
         num_warps=8,
     )
     return routes
+
+
+def _route_many(router_logits: Tensor, num_tokens: Tensor, routes: Routes, top_k: int) -> None:
+    max_tokens, num_experts = router_logits.shape
+    choices = router_logits.new_empty(max_tokens * top_k, dtype=torch.int32)
+    _choose_experts[(triton.cdiv(max_tokens, _CHOOSING_TOKENS),)](
+        router_logits,
+        num_tokens,
+        choices,
+        routes.weights,
+        max_tokens,
+        num_experts,
+        TOP_K=top_k,
+        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
+        TOKENS_BLOCK=_CHOOSING_TOKENS,
+        num_warps=4,
+    )
+    _find_pairs[(num_experts,)](
+        choices,
+        num_tokens,
+        routes.pairs,
+        routes.counts,
+        max_tokens,
+        TOP_K=top_k,
+        PAIRS_BLOCK=_SEARCHED_PAIRS,
+        num_warps=8,
+    )
 
 
 def allocate_routes(router_logits: Tensor, top_k: int, places: int | None = None) -> Routes:
@@ -125,6 +163,55 @@ def _choose_tokens(
     mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
     chosen = (rank < TOP_K) & (token < limit)
     return token * TOP_K + rank, tl.math.div_rn(tl.exp(mine - largest), mass), chosen
+
+
+@triton.jit
+def _choose_experts(
+    router_logits,
+    num_tokens,
+    choices,
+    weights,
+    max_tokens,
+    num_experts,
+    TOP_K: tl.constexpr,
+    EXPERTS_BLOCK: tl.constexpr,
+    TOKENS_BLOCK: tl.constexpr,
+):
+    """Write some tokens' experts by rank, and their weights; as _choose_tokens() ranks them."""
+    expert = tl.arange(0, EXPERTS_BLOCK)[None, :]
+    token = tl.program_id(0) * TOKENS_BLOCK + tl.arange(0, TOKENS_BLOCK)
+    exists = token < tl.minimum(tl.load(num_tokens), max_tokens)
+    inside = exists[:, None] & (expert < num_experts)
+    logits = tl.load(router_logits + token[:, None] * num_experts + expert, mask=inside, other=float("-inf"))
+    logits = logits.to(tl.float32)
+    largest = tl.where(exists, tl.max(logits, axis=1), 0.0)
+    mass = tl.sum(tl.exp(logits - largest[:, None]), axis=1)
+    left = tl.where(logits == logits, logits, float("-inf"))  # NaN ranks last
+    taken = tl.broadcast_to(expert >= num_experts, logits.shape)
+    for rank in tl.static_range(TOP_K):
+        best = tl.max(tl.where(taken, float("-inf"), left), axis=1)
+        equal = (left == best[:, None]) & (taken == 0)
+        choice = tl.min(tl.where(equal, expert, EXPERTS_BLOCK), axis=1)
+        own = tl.sum(tl.where(expert == choice[:, None], logits, 0.0), axis=1)
+        pair = token * TOP_K + rank
+        tl.store(choices + pair, choice, mask=exists)
+        tl.store(weights + pair, tl.math.div_rn(tl.exp(own - largest), mass), mask=exists)
+        taken = taken | (expert == choice[:, None])
+
+
+@triton.jit
+def _find_pairs(choices, num_tokens, pairs, counts, max_tokens, TOP_K: tl.constexpr, PAIRS_BLOCK: tl.constexpr):
+    """Collect the pairs of the program's expert, in their order."""
+    expert = tl.program_id(0)
+    limit = tl.minimum(tl.load(num_tokens), max_tokens) * TOP_K
+    count = 0
+    for start in range(0, limit, PAIRS_BLOCK):
+        pair = start + tl.arange(0, PAIRS_BLOCK)
+        chosen = tl.load(choices + pair, mask=pair < limit, other=-1) == expert
+        found = chosen.to(tl.int32)
+        tl.store(pairs + expert * max_tokens + count + tl.cumsum(found, axis=0) - 1, pair, mask=chosen)
+        count += tl.sum(found, axis=0)
+    tl.store(counts + expert, count)
 
 
 @triton.jit

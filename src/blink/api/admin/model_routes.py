@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's and SGLang's routes that let an engine sleep, and give it other weights."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from blink.api.admin.pause_routes import AdminService, pause_engines, ready_clients, resume_engines
+from blink.api.admin.rights import check_admin
+from blink.errors import BadRequestError
+from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
+from blink.region.layout import Absent
+
+
+class UpdateBody(BaseModel):
+    """SGLang's body of /update_weights_from_disk."""
+
+    model_path: str = Field(min_length=1, max_length=4096, description="a folder or file, on the engine's host")
+    load_format: str | None = Field(None, max_length=64, description="as --load-format; none: as before")
+    abort_all_requests: bool = Field(False, description="whether open requests end; else those that run end first")
+    flush_cache: bool = Field(True, description="whether cached prefixes are forgotten")
+
+
+def model_routes(service: AdminService) -> APIRouter:
+    """Return the routes."""
+    router = APIRouter()
+
+    @router.post("/sleep", response_class=Response)
+    async def sleep(request: Request, level: int = 1, mode: Literal["abort", "wait", "keep"] = "abort") -> Response:
+        """Pause, and free the KV cache (level 1), or the weights too (level 2)."""
+        _check(service, request)
+        check_level(level)
+        await pause_engines(service.poller, mode, clears_cache=True)
+        await asyncio.to_thread(ask_sleep, service.config.region, level)
+        return Response()
+
+    @router.post("/wake_up", response_class=Response)
+    async def wake_up(request: Request, tags: Annotated[list[str] | None, Query()] = None) -> Response:
+        """Take memory back (weights, kv_cache, or both); the engine goes on when it has both."""
+        _check(service, request)
+        if await asyncio.to_thread(ask_wake_up, service.config.region, check_tags(tags)):
+            await resume_engines(service.poller)
+        return Response()
+
+    @router.get("/is_sleeping")
+    async def is_sleeping(request: Request) -> dict[str, bool]:
+        """Say whether the engine lacks its KV cache or its weights."""
+        check_admin(service.config, request)
+        sleeps = Absent.KV_CACHE | Absent.WEIGHTS
+        return {"is_sleeping": any(client.absent & sleeps for client in ready_clients(service.poller))}
+
+    @router.post("/update_weights_from_disk")
+    async def update_weights_from_disk(body: UpdateBody, request: Request) -> dict[str, bool | str | int]:
+        """Read other weights of the same model in the place of these."""
+        _check(service, request)
+        was_paused = all(client.is_paused for client in ready_clients(service.poller))
+        if body.abort_all_requests or not was_paused:
+            mode = "abort" if body.abort_all_requests else "wait"
+            await pause_engines(service.poller, mode, clears_cache=body.flush_cache)
+        update = partial(ask_update, service.config.region, body.model_path, body.load_format or "")
+        try:
+            await asyncio.to_thread(update, clears_cache=body.flush_cache)
+        finally:
+            if not was_paused and not any(client.absent for client in ready_clients(service.poller)):
+                await resume_engines(service.poller)
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+
+    return router
+
+
+def _check(service: AdminService, request: Request) -> None:
+    """Refuse who may not change the engine's model, and engines that are not reached so.
+
+    Raises:
+        NotFoundError: nobody may.
+        BadRequestError: the engine takes no such order.
+        EngineUnavailableError: there is no engine.
+    """
+    check_admin(service.config, request)
+    service.poller.group.require_info()
+    if service.config.data_parallel_size > 1:
+        raise BadRequestError("Engines of --data-parallel-size neither sleep nor take other weights yet.")
+    check_obeys(service.config.region)

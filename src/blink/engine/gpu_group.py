@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPUs of a tensor-parallel engine: one process, a rank on each. The first has the scheduler; the others follow it.
+
+This thread prepares all ranks, one after the other: until the scheduler starts, no rank waits for another on the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from blink.config import EngineConfig
+from blink.engine.device_follower import DeviceFollower, PulledBatches
+from blink.engine.device_scheduler import DeviceArrays, DeviceState
+from blink.engine.geometry import count_rows
+from blink.errors import ConfigError
+from blink.kernels.gpu import cublas
+from blink.kernels.gpu.comm.all_reduce import GpuRanks
+from blink.kernels.gpu.comm.boxes import Boxes
+from blink.kernels.layer_cache import KvCache
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import ModelSource, open_model
+from blink.plan.site import Bucket, first_reason
+from blink.region.layout import StepKind
+from blink.region.memory import Region
+from blink.runner.run import Runner
+from blink.runner.stream import Stream
+
+logger = logging.getLogger("blink.engine")
+
+_SCORED_TOKENS = 128  # whose logits are joined at once: kernels/scoring.py
+_FAILED = 2  # place of StepOutput's `failed`, in words
+_END_SECONDS = 5.0
+
+
+class Follower:
+    """A rank that is not the first."""
+
+    def __init__(self, runner: Runner, ranks: GpuRanks) -> None:
+        self.runner, self.ranks, self.device = runner, ranks, runner.model.device
+
+    def prepare(self, region: Region, source: DeviceState, num_slots: int, block_size: int) -> None:
+        """Allocate the batch that is copied from the scheduler's GPU."""
+        with torch.cuda.device(self.device):
+            arrays = DeviceArrays(region, self.device)
+            self.failed = find_failed(arrays)
+            self.batches = PulledBatches(source, arrays, num_slots, block_size)
+            self.scheduler = DeviceFollower(arrays)
+
+    def allocate(self, allocate: Callable[[Decoder], KvCache], max_tokens: int) -> None:
+        """Allocate the KV cache, and what a step keeps between its segments."""
+        model = self.runner.model
+        with torch.cuda.device(self.device):
+            self.kv_cache = allocate(model)
+            self.residual = torch.zeros(max_tokens, model.spec.hidden_size, dtype=model.dtype, device=self.device)
+
+    def run_step(self, size: Bucket, *, scoring: bool) -> None:
+        """Enqueue this rank's part of a step."""
+        batch = self.batches.pull(StepKind.WHOLE, size.tokens, size.rows)
+        kinds = {"decoding": size.decoding, "scoring": scoring}
+        self.runner.forward(batch, self.kv_cache, size.tokens, size.rows, **kinds)
+        self.ranks.end_step(self.failed[StepKind.WHOLE])
+
+    def run_segment(self, size: Bucket, layers: range, left: list[Stream | None]) -> None:
+        """Enqueue this rank's part of a segment, with what those before it left."""
+        batch = self.batches.pull(StepKind.SEGMENTED, size.tokens, size.rows)
+        before = left[-1] if left else None
+        left.append(self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before))
+        self.ranks.end_step(self.failed[StepKind.SEGMENTED])
+
+
+class GpuGroup:
+    """All ranks. That of the scheduler is the engine's own runner."""
+
+    def __init__(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+        """Load each rank's part of the model on a GPU of its own.
+
+        Raises:
+            ConfigError: there are too few GPUs, or the model cannot be split or loaded.
+        """
+        size, first = config.tensor_parallel_size, device.index or 0
+        if first + size > torch.cuda.device_count():
+            raise ConfigError(
+                f"--tensor-parallel-size {size} needs as many GPUs; there are {torch.cuda.device_count() - first}"
+            )
+        self.devices = [torch.device("cuda", first + rank) for rank in range(size)]
+        source = open_model(config.model, self.devices[0], dtype)
+        if (refused := _find_refused(source)) is not None:
+            raise ConfigError(f"--tensor-parallel-size {size}: {refused} on one GPU only: leave it out")
+        vocab_size = source.spec.vocab_size
+        bytes_of = _count_bytes(config, source.spec.hidden_size, -(-vocab_size // size), dtype)
+        self._boxes = Boxes(self.devices, bytes_of)
+        models = self._load(source.split(size, self.devices))
+        starts = [*(model.spec.vocab_part.start for model in models), vocab_size]
+        self.ranks = [GpuRanks(self._boxes, rank, starts) for rank in range(size)]
+        self.runner = Runner(models[0], self.ranks[0])
+        pairs = zip(models[1:], self.ranks[1:], strict=True)
+        self.followers = [Follower(Runner(model, ranks), ranks) for model, ranks in pairs]
+
+    def _load(self, load: Callable[[int], Decoder]) -> list[Decoder]:
+        def on_own_gpu(rank: int) -> Decoder:
+            with torch.cuda.device(self.devices[rank]):
+                model = load(rank)
+                torch.cuda.synchronize()
+                return model
+
+        with ThreadPoolExecutor(len(self.devices)) as pool:
+            return list(pool.map(on_own_gpu, range(len(self.devices))))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it no rank waits for another, and results are of one: for runs that load and time kernels."""
+        for ranks in self.ranks:
+            ranks.is_alone = True
+        try:
+            yield
+        finally:
+            for ranks in self.ranks:
+                ranks.is_alone = False
+
+    def capture(self, index: int, run: Callable[[Follower], None]) -> None:
+        """Capture a graph of each follower, from what enqueues its part of the step."""
+        for follower in self.followers:
+            with torch.cuda.device(follower.device):
+                with self.alone():
+                    run(follower)
+                torch.cuda.synchronize()
+                follower.scheduler.capture(index, functools.partial(run, follower))
+
+    def capture_segments(self, index: int, size: Bucket, layers: list[range]) -> None:
+        """Capture the same graph of each follower in segments of layers."""
+        for follower in self.followers:
+            left: list[Stream | None] = []
+            runs = [functools.partial(follower.run_segment, size, part, left) for part in layers]
+            with torch.cuda.device(follower.device):
+                with self.alone():
+                    for run in runs:
+                        run()
+                torch.cuda.synchronize()
+                apart = any(part is not None for part in left)
+                left.clear()
+                follower.scheduler.capture_segments(index, runs, apart=apart)
+
+    def reserve_sm(self) -> None:
+        """Let cuBLAS leave out, on each follower's GPU, the SM that its kernel holds."""
+        for follower in self.followers:
+            with torch.cuda.device(follower.device):
+                cublas.reserve_sm()
+
+    def launch(self, index: int, times: int) -> None:
+        """Launch a graph of each follower from the host, so many times; before start()."""
+        for follower in self.followers:
+            with torch.cuda.device(follower.device):
+                for _ in range(times):
+                    follower.scheduler.launch(index)
+
+    def end(self) -> bool:
+        """Wait for the kernels that follow, which the scheduler has told to end; return whether they have."""
+        deadline = time.monotonic() + _END_SECONDS
+        while any(not follower.scheduler.stream.query() for follower in self.followers):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        for follower in self.followers:
+            with torch.cuda.device(follower.device):
+                if failure := follower.scheduler.read_failure():
+                    logger.error("rank %d could not launch a step: CUDA error %d", follower.ranks.rank, failure)
+                follower.scheduler.destroy_graphs()
+        return True
+
+
+def _find_refused(source: ModelSource) -> str | None:
+    """Return what a model has that ranks on GPUs do not run yet; None: they run it."""
+    mixers = [layer.mixer for layer in source.spec.distinct_layers]
+    reasons = {
+        "models that pool run": source.spec.pooling is not None,
+        "GGUF files run": source.checkpoint.stored_rows is not None,
+        "mixtures of experts run": source.spec.mixture is not None,
+        "recurrent layers run": any(mixer.recurrence is not None for mixer in mixers),
+        "latent attention runs": any(mixer.attention is not None and mixer.attention.latent for mixer in mixers),
+    }
+    return first_reason(reasons)
+
+
+def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:
+    """Return the word of each kind of step that says which rank was lost, int32 [1]."""
+    outputs = {kind: arrays.array(kind.array("output"), torch.int32) for kind in StepKind}
+    return {kind: output[_FAILED : _FAILED + 1] for kind, output in outputs.items()}
+
+
+def _count_bytes(config: EngineConfig, hidden: int, columns: int, dtype: torch.dtype) -> int:
+    """Return the most bytes that a rank sends at once: the residual of a step's tokens, or logits."""
+    rows = max(count_rows(config, 0), _SCORED_TOKENS)
+    return max(config.max_num_batched_tokens * hidden, rows * columns) * max(dtype.itemsize, 4)

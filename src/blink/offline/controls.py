@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an LLM in this process can be told besides requests: to pause, to sleep, to take other weights."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from blink.errors import BadRequestError
+from blink.link.client import EngineClient, RegionInfo
+from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
+from blink.link.pause import PAUSE_MODES, Pause, Resume
+from blink.offline.local_engine import LocalEngine
+
+_LOOK_SECONDS = 0.001
+
+
+class EngineControls:
+    """Calls of `LLM` that change its engine."""
+
+    _engine: LocalEngine
+    _client: EngineClient
+    _turn: threading.Lock
+
+    def _await_engine(self) -> RegionInfo:
+        raise NotImplementedError
+
+    def pause(self, mode: str = "abort", *, clear_cache: bool = True) -> None:
+        """Let the engine launch nothing more; requests are refused until resume().
+
+        Args:
+            mode: abort, wait, keep or retract; no request runs between calls, so all come to the same here.
+            clear_cache: whether cached prefixes are forgotten.
+        """
+        if mode not in PAUSE_MODES:
+            raise BadRequestError(f"mode is one of {', '.join(PAUSE_MODES)}, got {mode!r}.", "mode")
+        with self._turn:
+            self._pause(mode, clears_cache=clear_cache)
+
+    def resume(self) -> None:
+        """End a pause.
+
+        Raises:
+            BadRequestError: the engine sleeps, or its weights are undefined.
+        """
+        with self._turn:
+            self._resume()
+
+    def is_paused(self) -> bool:
+        """Say whether the engine launches nothing: it is paused, or sleeps."""
+        return self._client.is_paused
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Free memory until wake_up(): at level 1 the KV cache, at level 2 the weights too.
+
+        Raises:
+            BadRequestError: this engine cannot sleep.
+        """
+        check_level(level)
+        check_obeys(self._region)
+        self.pause(mode)
+        with self._turn:
+            ask_sleep(self._region, level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take memory back: weights, kv_cache, or both. The engine goes on when it has both.
+
+        Raises:
+            BadRequestError: there is no memory, or the weights cannot be read again.
+        """
+        check_obeys(self._region)
+        wanted = check_tags(tags)
+        with self._turn:
+            if ask_wake_up(self._region, wanted):
+                self._resume()
+
+    def update_weights_from_disk(self, model_path: str, load_format: str = "", *, flush_cache: bool = True) -> None:
+        """Read other weights of the same model in the place of these.
+
+        Args:
+            model_path: a folder or file, as `model` of the LLM.
+            load_format: as the LLM's option; empty: that of the weights before.
+            flush_cache: whether cached prefixes, which the weights before have computed, are forgotten.
+        Raises:
+            BadRequestError: they are of another model, and nothing has changed; or they cannot be read as a whole, and
+                the engine refuses requests until an update succeeds.
+        """
+        with self._turn:
+            self._await_engine()
+            check_obeys(self._region)
+            ask_update(self._region, model_path, load_format, clears_cache=flush_cache)
+
+    @property
+    def _region(self) -> str:
+        return self._engine.config.engine.region
+
+    def _pause(self, mode: str, *, clears_cache: bool) -> None:
+        self._await_engine()
+        pause = Pause(self._client, mode, clears_cache=clears_cache)
+        while not pause.has_begun:
+            self._wait_a_moment()
+
+    def _resume(self) -> None:
+        self._await_engine()
+        resume = Resume(self._client)
+        while not resume.is_done:
+            self._wait_a_moment()
+
+    def _wait_a_moment(self) -> None:
+        time.sleep(_LOOK_SECONDS)
+        self._await_engine()

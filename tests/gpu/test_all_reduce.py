@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchanges of several GPUs in one process, against PyTorch on the CPU in the order of ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmark_programs import load_benchmark
+from triton_interpreter import IS_INTERPRETED
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+ROOM = 1 << 22  # bytes of an exchange
+COLUMNS = [0, 40, 71]  # of the two ranks' parts
+EPS = 1e-5
+
+
+class Group:
+    """Two ranks, which this thread drives in turns: launches do not wait."""
+
+    def __init__(self) -> None:
+        from blink.kernels.gpu.comm.all_reduce import GpuRanks
+        from blink.kernels.gpu.comm.boxes import Boxes
+
+        self.devices = [torch.device("cuda", index) for index in range(2)]
+        self.boxes = Boxes(self.devices, ROOM)
+        self.ranks = [GpuRanks(self.boxes, rank, COLUMNS) for rank in range(2)]
+        self.failed = [torch.zeros(1, dtype=torch.int32, device=device) for device in self.devices]
+
+    def run(self, call: Callable[[int], Tensor], ranks: tuple[int, ...] = (0, 1)) -> list[Tensor]:
+        """Call something of each rank on its GPU, compiled before; return what it returned."""
+        for rank in ranks:
+            self.ranks[rank].is_alone = True
+            with torch.cuda.device(self.devices[rank]):
+                call(rank)
+            self.ranks[rank].is_alone = False
+        self.synchronize()
+        found = []
+        for rank in ranks:
+            with torch.cuda.device(self.devices[rank]):
+                found.append(call(rank))
+        return found
+
+    def end_step(self) -> None:
+        for rank, end in enumerate(self.ranks):
+            with torch.cuda.device(self.devices[rank]):
+                end.end_step(self.failed[rank])
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        for device in self.devices:
+            torch.cuda.synchronize(device)
+
+
+@pytest.fixture(scope="module")
+def group() -> Group:
+    group = Group()
+    group.end_step()  # compiles it
+    return group
+
+
+def draw(group: Group, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype).to(device) for device in group.devices]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4096), (8, 4096), (7, 1), (3, 37), (256, 2048), (1, 1)], ids=str)
+def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
+    group: Group, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    for step in range(3):
+        parts = draw(group, shape, dtype, step)
+        for _ in range(2):  # exchanges of one step
+            found = group.run(lambda rank, parts=parts: group.ranks[rank].add(parts[rank]))
+            expected = parts[0].cpu() + parts[1].cpu()
+            assert all(torch.equal(one.cpu(), expected) for one in found)
+        group.end_step()
+    assert group.boxes.read_lost() == [-1, -1]
+
+
+@pytest.mark.parametrize(("dtype", "of_norm"), [
+    (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
+])  # fmt: skip
+@pytest.mark.parametrize("shape", [(1, 4096), (9, 2560), (256, 512), (2, 64)], ids=str)
+def test_the_sum_is_added_to_the_residual_and_normalised(
+    group: Group, shape: tuple[int, int], dtype: torch.dtype, of_norm: torch.dtype
+) -> None:
+    parts, residual = draw(group, shape, dtype, 1), draw(group, shape, dtype, 2)[0].cpu()
+    weight = draw(group, shape[1:], of_norm, 3)[0].cpu()
+    residuals = [residual.to(device) for device in group.devices]
+    weights = [weight.to(device) for device in group.devices]
+    before = [one.clone() for one in residuals]
+
+    def call(rank: int) -> Tensor:
+        residuals[rank].copy_(before[rank])
+        return group.ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], EPS)
+
+    found = group.run(call)
+    group.end_step()
+    total = (parts[0].cpu() + parts[1].cpu()) + residual
+    wide = total.float()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight.float()
+    assert all(torch.equal(one.cpu(), total) for one in residuals)
+    assert torch.equal(found[0].cpu(), found[1].cpu())
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (8e-3, 1e-3)
+    torch.testing.assert_close(found[0].cpu().float(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 128])
+def test_the_first_rank_gets_all_columns(group: Group, rows: int, dtype: torch.dtype) -> None:
+    whole = draw(group, (rows, COLUMNS[-1]), dtype, 4)[0].cpu()
+    parts = [whole[:, COLUMNS[rank] : COLUMNS[rank + 1]].to(device) for rank, device in enumerate(group.devices)]
+    for _ in range(3):  # of one step, with nothing between them
+        first, other = group.run(lambda rank: group.ranks[rank].join(parts[rank]))
+        assert torch.equal(first.cpu(), whole)
+        assert len(other) == 0
+    group.end_step()
+
+
+def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
+    """Graphs run without a wait of the host: the ranks alone keep each other in step. All exchanges differ."""
+    num_exchanges, num_steps = 40, 200
+    base = torch.arange(4 * 1024).float().view(4, 1024)
+    parts = [(base + rank).to(device) for rank, device in enumerate(group.devices)]
+    wanted = [(2 * base + 1).to(device) for device in group.devices]
+    wrong = [torch.zeros(1, dtype=torch.int64, device=device) for device in group.devices]
+
+    def exchange(rank: int) -> Tensor:
+        total = group.ranks[rank].add(parts[rank])
+        wrong[rank].add_((total != wanted[rank]).sum())
+        parts[rank].add_(rank + 1)
+        wanted[rank].add_(3)  # of both ranks: whole numbers, so that all sums are exact
+        return total
+
+    def run_step(rank: int) -> None:
+        for _ in range(num_exchanges):
+            exchange(rank)
+        group.ranks[rank].end_step(group.failed[rank])
+
+    group.run(lambda rank: group.ranks[rank].add(parts[rank]))
+    group.end_step()
+    for rank, device in enumerate(group.devices):  # loads the code of all kernels
+        group.ranks[rank].is_alone = True
+        with torch.cuda.device(device):
+            exchange(rank)
+        group.ranks[rank].is_alone = False
+        wrong[rank].zero_()
+    group.synchronize()
+    peer_graph = load_benchmark("kernels/all_reduce").PeerGraph
+    graphs = [peer_graph(device, lambda rank=rank: run_step(rank)) for rank, device in enumerate(group.devices)]
+    for _ in range(num_steps):
+        for graph in graphs:
+            graph.launch()
+    group.synchronize()
+    assert group.boxes.read_lost() == [-1, -1]
+    assert [int(one) for one in wrong] == [0, 0]
+    assert float(wanted[0][0, 0]) == 1 + 3 * (num_exchanges * num_steps + 1)
+
+
+def test_a_rank_that_does_not_come_is_named() -> None:
+    from blink.region.layout import CONSTANTS
+
+    group = Group()
+    parts = draw(group, (8, 1024), torch.float32, 6)
+    start = time.monotonic()
+    group.run(lambda rank: group.ranks[rank].add(parts[rank]), ranks=(0,))
+    with torch.cuda.device(group.devices[0]):
+        group.ranks[0].add(parts[0])  # waits for nothing any more
+        group.ranks[0].end_step(group.failed[0])
+    group.synchronize()
+    assert 1 < time.monotonic() - start < 15
+    assert int(group.failed[0]) == CONSTANTS["first_lost_rank"] + 1
+    assert group.boxes.read_lost() == [1, 1]

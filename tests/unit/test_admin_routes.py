@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may change a server, and how a pause is asked for and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from blink.api.admin.rights import ADMIN_PATHS
+from blink.config import FrontendConfig
+from blink.region.layout import Absent, Drop, PauseMode
+from blink.text.assets import load_assets
+from fake_engine import FakeServer
+from small_tokenizer import MODEL
+
+CONFIG = FrontendConfig(
+    model=MODEL,
+    region="test-admin",
+    api_key=("client",),
+    admin_api_key=("master",),
+    enable_admin_endpoints=True,
+)
+MASTER: dict[str, Any] = {"headers": {"Authorization": "Bearer master"}}
+CLIENT: dict[str, Any] = {"headers": {"x-api-key": "client"}}
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    yield from open_server(CONFIG, tmp_path_factory)
+
+
+def open_server(config: FrontendConfig, folders: pytest.TempPathFactory) -> Iterator[FakeServer]:
+    server = FakeServer(config, load_assets(config), folders.mktemp("admin"))
+    yield server
+    server.close()
+
+
+def ask(server: FakeServer, path: str, **options: Any) -> httpx.Response:
+    """Send a sound request to a path that changes the server, or tells how it is."""
+    if path == "/update_weights_from_disk":
+        options["json"] = {"model_path": "/nowhere"}
+    return server.send("GET" if path.startswith("/is_") else "POST", path, **options)
+
+
+@pytest.mark.parametrize("path", ADMIN_PATHS)
+def test_only_an_admin_key_opens_what_changes_the_server(server: FakeServer, path: str) -> None:
+    assert ask(server, path, **CLIENT).status_code == 401
+    assert ask(server, path).status_code == 401
+    assert server.engine.paused == []
+    # The fake engine takes no orders about its model.
+    changes_model = path in ("/sleep", "/wake_up", "/update_weights_from_disk")
+    assert ask(server, path, **MASTER).status_code == (400 if changes_model else 200)
+
+
+@pytest.mark.parametrize("path", ADMIN_PATHS)
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"enable_admin_endpoints": False}, "--enable-admin-endpoints"), ({"admin_api_key": ()}, "--admin-api-key")],
+)
+def test_without_the_flag_or_a_key_each_path_says_what_it_needs(
+    tmp_path_factory: pytest.TempPathFactory, path: str, change: dict[str, object], reason: str
+) -> None:
+    for server in open_server(replace(CONFIG, **change), tmp_path_factory):
+        response = ask(server, path, **(CLIENT if "admin_api_key" in change else MASTER))
+        assert response.status_code == 404 and reason in response.json()["error"]["message"]
+        assert server.engine.paused == []
+
+
+def test_vllms_variable_switches_it_on_and_ours_holds_a_key(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("BLINK_ADMIN_API_KEY", "from outside")
+    for server in open_server(replace(CONFIG, admin_api_key=(), enable_admin_endpoints=False), tmp_path_factory):
+        headers = {"Authorization": "Bearer from outside"}
+        assert server.send("GET", "/is_paused", headers=headers).json() == {"is_paused": False}
+
+
+def test_an_admin_key_is_a_clients_key_too_and_changes_adapters_alone(server: FakeServer) -> None:
+    assert server.send("GET", "/v1/models", **MASTER).status_code == 200
+    assert server.send("POST", "/v1/unload_lora_adapter", json={"lora_name": "a"}, **CLIENT).status_code == 401
+    assert server.send("POST", "/v1/unload_lora_adapter", json={"lora_name": "a"}, **MASTER).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "asked"),
+    [
+        ("", (PauseMode.ABORT, Drop.PREFIX_CACHE)),
+        ("?mode=wait", (PauseMode.WAIT, Drop.PREFIX_CACHE)),
+        ("?mode=keep&clear_cache=false", (PauseMode.KEEP, Drop.NOTHING)),
+        ("?wait_for_inflight_requests=true", (PauseMode.WAIT, Drop.PREFIX_CACHE)),
+    ],
+)
+def test_vllms_pause_has_its_modes(server: FakeServer, query: str, asked: tuple[PauseMode, Drop]) -> None:
+    assert server.send("POST", "/pause" + query, **MASTER).json() == {"status": "paused"}
+    assert server.engine.paused == [asked]
+    assert server.send("GET", "/is_paused", **MASTER).json() == {"is_paused": True}
+    assert server.send("POST", "/resume", **MASTER).json() == {"status": "resumed"}
+    assert server.send("GET", "/is_paused", **MASTER).json() == {"is_paused": False}
+
+
+@pytest.mark.parametrize(("mode", "asked"), [("in_place", PauseMode.KEEP), ("retract", PauseMode.RETRACT)])
+def test_sglangs_pause_has_its_modes(server: FakeServer, mode: str, asked: PauseMode) -> None:
+    answer = server.send("POST", "/pause_generation", json={"mode": mode}, **MASTER).json()
+    assert answer == {"message": "Generation paused successfully.", "status": "ok"}
+    assert server.engine.paused == [(asked, Drop.NOTHING)]
+    assert server.send("POST", "/continue_generation", **MASTER).json()["status"] == "ok"
+    assert not server.engine.is_paused
+
+
+def test_a_foreign_pages_post_is_refused(server: FakeServer) -> None:
+    headers = {**MASTER["headers"], "Origin": "https://evil.example", "Content-Type": "text/plain"}
+    assert server.send("POST", "/pause", headers=headers, content="x").status_code in (400, 403, 415)
+    assert server.engine.paused == []
+
+
+@pytest.mark.parametrize("bit", [bit for bit in Absent if bit])
+def test_an_engine_whose_model_is_not_whole_does_not_go_on(server: FakeServer, bit: Absent) -> None:
+    server.send("POST", "/pause", **MASTER)
+    server.engine.absent = int(bit)
+    response = server.send("POST", "/resume", **MASTER)
+    assert response.status_code == 400 and "cannot go on" in response.json()["error"]["message"]
+    assert server.engine.is_paused
+
+
+def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = server.engine.pause
+    monkeypatch.setattr(server.engine, "pause", lambda *asked: (pause(*asked), server.engine.resume()))
+    response = server.send("POST", "/pause", **MASTER)
+    assert response.status_code == 503 and "resumed" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/update_weights_from_disk"])
+def test_an_engine_that_takes_no_orders_about_its_model_is_not_paused_for_them(server: FakeServer, path: str) -> None:
+    response = ask(server, path, **MASTER)
+    assert "only one on a CPU does" in response.json()["error"]["message"]
+    assert server.engine.paused == []
