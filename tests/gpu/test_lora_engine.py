@@ -24,12 +24,7 @@ from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import PROMPTS, Models, generate, make_prompts
 from model_families import save_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.xfail(reason="no GPU has run them yet: engine/boot.py refuses adapters there"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NUM_ADAPTERS = 8
 

@@ -13,7 +13,7 @@ import pytest
 from blink import LoRARequest
 from blink.adapters.client import AdapterClient
 from blink.config import EngineConfig, ModelConfig
-from blink.engine.boot import check_adapters, create_engine
+from blink.engine.boot import create_engine
 from blink.errors import BadRequestError, ConfigError
 from blink.lora_config import LoraConfig
 from lora_adapters import write_adapter
@@ -107,8 +107,8 @@ def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
     )
     with pytest.raises(ConfigError, match="other machines"):
         create_engine(replace(plain, rdma_listen="127.0.0.1:0"))
-    with pytest.raises(ConfigError, match="not served on a GPU yet"):
-        check_adapters(plain, is_on_gpu=True)
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        create_engine(replace(plain, tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="--deterministic"):
         create_engine(replace(plain, deterministic=True))
     with pytest.raises(ConfigError, match="must be at least --max-loras"):

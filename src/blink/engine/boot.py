@@ -59,7 +59,7 @@ def create_engine(config: EngineConfig) -> Engine:
     Raises:
         ConfigError: the device is not there or not supported.
     """
-    check_adapters(config, is_on_gpu=config.device != "cpu" and torch.cuda.is_available())
+    _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -79,7 +79,7 @@ def refuse_ranks(config: EngineConfig) -> None:
         )
 
 
-def check_adapters(config: EngineConfig, *, is_on_gpu: bool) -> None:
+def _check_adapters(config: EngineConfig) -> None:
     """Refuse what adapters do not go with.
 
     Raises:
@@ -87,8 +87,6 @@ def check_adapters(config: EngineConfig, *, is_on_gpu: bool) -> None:
     """
     if not config.lora.enable_lora:
         return
-    if is_on_gpu:
-        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:
