@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import functools
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,19 +33,15 @@ FLAG_LIMIT = 1.005  # of a step without adapters, times that of an engine withou
 ADAPTERS_LIMIT = 1.08  # of a step of 32 rows with 8 adapters of rank 16, times that without
 
 
-def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy to the GPU."""
-    target.copy_(source)
-
-
 def make_adapters(decoder: Decoder, count: int, rank: int) -> GpuAdapters:
     """Return the memory of so many adapters with random entries."""
     like = torch.empty(0, dtype=decoder.dtype, device=decoder.device)
     weights, draw = find_weights(decoder), torch.Generator().manual_seed(0)
-    adapters = GpuAdapters(weights, count, rank, like, copy)
+    adapters = GpuAdapters(weights, count, count, rank, like)
     updates = {key: [draw_update(parts, rows, rank, draw) for rows in parts.rows] for key, parts in weights.items()}
     for index in range(count):  # of equal contents: what a step reads is as much
         adapters.put(index, updates)
+        adapters.copy_ordered(torch.tensor([index, index, 1, 0], dtype=torch.int32, device=decoder.device))
     return adapters
 
 
@@ -58,9 +53,8 @@ def draw_update(parts: WeightParts, rows: slice, rank: int, draw: torch.Generato
 
 def with_adapters(batch: Batch, rows: int, count: int) -> Batch:
     """Let the rows of a step have so many adapters in turn."""
-    places = torch.arange(1, count + 1, dtype=torch.int32, device=batch.params.device)
     batch.params[:rows, Param.ADAPTER] = (torch.arange(rows) % count + 1).int().to(batch.params.device)
-    return replace(batch, adapter_places=places)
+    return batch
 
 
 def make_runs(decoder: Decoder, adapters: GpuAdapters, rows: int, counts: list[int], context: int) -> dict[str, Run]:
@@ -83,6 +77,17 @@ def make_runs(decoder: Decoder, adapters: GpuAdapters, rows: int, counts: list[i
     return runs
 
 
+def time_copies(adapters: GpuAdapters, order: torch.Tensor) -> float:
+    """Return the milliseconds in which an adapter is copied to a slot."""
+
+    def run() -> None:
+        order[2] += 1
+        adapters.copy_ordered(order)
+
+    run()
+    return time_graph(run) / 1e3
+
+
 def compare(rows: int, times: dict[str, float], many: str) -> None:
     """Print the ratios that have limits."""
     for name, base, limit in (("base", "flag off", FLAG_LIMIT), (many, "base", ADAPTERS_LIMIT)):
@@ -102,6 +107,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         decoder = load(options.model, "bf16", Path(folder))
         adapters = make_adapters(decoder, options.adapters, options.rank)
+        order = torch.tensor([0, 0, 1, 0], dtype=torch.int32, device=decoder.device)
+        size = adapters.nbytes / options.adapters / 1e6
+        print(f"a copy of {size:.0f} MB to a slot: {time_copies(adapters, order):.3f} ms")
         for rows in options.rows:
             runs = make_runs(decoder, adapters, rows, [1, options.adapters], options.context)
             with autotuner.tuning(Path(folder) / "products.json"):

@@ -18,6 +18,7 @@ from blink.plan.site import Bucket
 
 update = pytest.importorskip("blink.kernels.gpu.lora.update")
 memory = pytest.importorskip("blink.kernels.gpu.lora.memory")
+paging = pytest.importorskip("blink.kernels.gpu.lora.paging")
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2}
 QKV = WeightParts((96, 80), (slice(0, 64), slice(64, 80), slice(80, 96)))
@@ -39,11 +40,19 @@ def draw_updates(parts: WeightParts, rank: int, seed: int) -> tuple[LowRank, ...
 
 
 def make_adapters(weights: dict[int, WeightParts], held: Sequence[Updates], rank: int, like: Tensor) -> Any:
-    """Return the memory of a GPU with some adapters in it."""
-    adapters = memory.GpuAdapters(weights, len(held), rank, like, lambda target, source: target.copy_(source))
+    """Return the memory of a GPU with some adapters in it, the last in the first slot."""
+    adapters = memory.GpuAdapters(weights, len(held), len(held), rank, like)
     for index, updates in enumerate(held):
         adapters.put(index, updates)
+        copy_to_slot(adapters, index, len(held) - 1 - index, like.device)
     return adapters
+
+
+def copy_to_slot(adapters: Any, index: int, slot: int, device: torch.device) -> None:
+    """Copy an adapter as the scheduler orders it."""
+    order = torch.tensor([index, slot, 7, 6], dtype=torch.int32, device=device)
+    adapters.copy_ordered(order)
+    assert order.tolist() == [index, slot, 7, 7]
 
 
 def make_batch(row_adapters: Sequence[int], lengths: Sequence[int], num_adapters: int, tokens: int) -> Batch:
@@ -57,7 +66,6 @@ def make_batch(row_adapters: Sequence[int], lengths: Sequence[int], num_adapters
     batch.query_starts[: rows + 1] = starts
     batch.query_starts[rows + 1 :] = starts[-1]
     batch.row_slots[:rows] = torch.arange(rows).flip(0) + rows
-    batch.adapter_places.copy_(torch.arange(num_adapters, 0, -1))
     for row, adapter in enumerate(row_adapters):
         slot = num_adapters + 1 - adapter if adapter else 0
         batch.params[int(batch.row_slots[row]), Param.ADAPTER] = slot
@@ -127,8 +135,24 @@ def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device
     fresh = make_adapters({id(weight): QKV}, [small, large], 16, like)
     adapters.clear(0)
     adapters.put(0, small)
-    assert torch.equal(adapters._memory, fresh._memory)
+    assert not torch.equal(adapters._slots, fresh._slots)
+    copy_to_slot(adapters, 0, 1, device)
+    assert torch.equal(adapters._slots, fresh._slots)
     assert adapters.nbytes == 2 * 4 * 16 * (3 * 80 + 96)
+
+
+def test_a_copy_goes_to_its_slot_alone_and_only_once(device: torch.device) -> None:
+    size = 3 * 24 * 4096 + 32  # more than the programs read at once, and a rest
+    held = torch.arange(3 * size, dtype=torch.int32).reshape(3, size)
+    held = held.pin_memory() if device.type == "cuda" else held
+    slots = torch.zeros(2, size, dtype=torch.int32, device=device)
+    order = torch.tensor([2, 1, 5, 5], dtype=torch.int32, device=device)
+    paging.copy_ordered(held, slots, order)
+    assert not slots.any()
+    order[2] = 6
+    paging.copy_ordered(held, slots, order)
+    assert torch.equal(slots.cpu(), torch.stack((torch.zeros_like(held[2]), held[2])))
+    assert order.tolist() == [2, 1, 6, 6]
 
 
 def test_a_weight_of_narrow_matrices_is_refused(device: torch.device) -> None:

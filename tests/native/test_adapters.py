@@ -137,6 +137,65 @@ def test_the_slot_that_was_not_used_for_the_longest_time_is_taken() -> None:
         assert uses["slot"][1] == 0
 
 
+def test_others_go_on_while_an_adapter_is_copied_and_no_sequence_in_a_step_has_its_slot() -> None:
+    with running(small_config(), **SIZES) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapters = [host.load(index, content=index + 1) for index in range(3)]
+        other = submit(h, pair, adapters[0], count=30)
+        for _ in range(3):
+            h.step()
+        h.step(finish=False)
+        waiting = [submit(h, pair, adapter) for adapter in adapters[1:]]
+        h.step(finish=False, copy=False)  # a step is in flight
+        assert h.copy_order["ordered"] - h.copy_order["done"] == 1
+        assert (int(h.copy_order["source"][0]), int(h.copy_order["target"][0])) == (1, 1)
+        for _ in range(10):
+            h.step(copy=False)
+            assert adapters_in_step(h) == {0}
+        inbox.drain(pair)
+        assert len(inbox.tokens(other)) >= 10
+        run_until_finished(h, inbox, [pair], [other, *waiting])
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 30, VOCAB)
+        assert [inbox.tokens(each) for each in waiting] == [expected_tokens(PROMPT, 9, VOCAB)] * 2
+
+
+def test_a_copy_stays_for_a_while_for_the_sequence_that_waited_for_it() -> None:
+    with running(small_config(), num_adapters=4, num_adapter_slots=1) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapters = [host.load(index, content=index + 1) for index in range(2)]
+        places = h.state.array("adapter_places", "i4")
+        first = submit(h, pair, adapters[0])
+        for _ in range(2):
+            h.step(copy=False)
+        second = submit(h, pair, adapters[1])
+        for _ in range(5):
+            h.step(copy=False)
+            assert places.tolist() == [1]
+        pair.cancel(first)  # it never ran
+        run_until_finished(h, inbox, [pair], [first, second])
+        assert places.tolist() == [2]
+        assert inbox.tokens(second) == expected_tokens(PROMPT, 9, VOCAB)
+
+
+def test_the_host_gets_an_adapter_back_only_when_it_is_no_longer_copied() -> None:
+    with running(small_config(), **SIZES) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapter = host.load(2, content=1)
+        sequence = submit(h, pair, adapter)
+        for _ in range(2):
+            h.step(copy=False)
+        assert h.copy_order["ordered"] == 1
+        pair.cancel(sequence)
+        host.take_back(2)
+        for _ in range(5):
+            h.step(copy=False)
+        assert (int(host.words[2]["num_users"]), int(host.words[2]["seen"])) == (0, adapter.generation)
+        assert host.waits_for(2, 0)
+        later = submit(h, pair, host.load(2, content=2))
+        run_until_finished(h, inbox, [pair], [later])
+        assert inbox.tokens(later) == expected_tokens(PROMPT, 9, VOCAB)
+
+
 def test_a_prompt_meets_only_blocks_of_its_own_adapters_content_whatever_hashes_it_sends() -> None:
     with running(small_config(), **SIZES) as h:
         pair, inbox, host = h.frontend(), Inbox(), Host(h)
@@ -168,7 +227,7 @@ def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> No
         adapters = [host.load(index, content=index + 1) for index in range(4)]
         taken: dict[int, int] = {}
         wanted: dict[int, list[int]] = {}
-        for turn in range(400):
+        for turn in range(500):
             pair = draw.choice(pairs)
             if pair.num_live < 8:
                 prompt = [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 40))]
@@ -182,7 +241,7 @@ def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> No
                 index = draw.randrange(4)
                 host.take_back(index)
                 taken[index] = turn
-            h.step()
+            h.step(finish=draw.random() < 0.8, copy=draw.random() < 0.5)
             assert len(adapters_in_step(h)) <= 2
             for each in [index for index in taken if host.words[index]["seen"] == 0]:
                 del taken[each]

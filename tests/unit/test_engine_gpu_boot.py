@@ -66,6 +66,10 @@ class DeviceTwin:
         for run in segments:
             run()
 
+    def capture_copy(self, copy: Callable[[], None]) -> None:
+        copy()
+        self.log.append("capture")
+
     def prepare(self) -> None:
         self.log.append("prepare")
 
@@ -164,8 +168,10 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_adapters, "Uploader", lambda: None)
-    lora = LoraConfig(enable_lora=True, max_loras=2)
+    monkeypatch.setattr(
+        gpu_adapters.GpuAdapters, "copy_ordered", lambda _, order: log.append(f"copy by {len(order)} words")
+    )
+    lora = LoraConfig(enable_lora=True, max_loras=2, max_cpu_loras=3)
     engine, _ = boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=lora)
     kinds = {index: step for step, index in itertools.pairwise(log) if isinstance(index, int)}
     assert log[0] == (40, 4, "scoringadapters")
@@ -175,10 +181,8 @@ def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
         assert isinstance(plain, tuple) and kinds[index + 9] == (*plain[:2], f"{plain[-1]}adapters")
     buckets = [entry[0] for entry in log if isinstance(entry, tuple)]
     assert {bucket.adapters for bucket in buckets if isinstance(bucket, Bucket)} == {False, True}
+    assert [entry for entry in log if entry in ("copy by 4 words", "capture")] == ["copy by 4 words"] * 2 + ["capture"]
     assert engine.run() == 0
-    more = LoraConfig(enable_lora=True, max_loras=1, max_cpu_loras=2)
-    with pytest.raises(ConfigError, match="--max-cpu-loras: a GPU holds all adapters in its own memory"):
-        boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=more)
 
 
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
-from blink.engine.gpu_adapters import make_gpu_adapters
+from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, find_failed
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -68,6 +68,7 @@ class GpuEngine(Engine):
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         self._capture()
+        capture_copies(self._scheduler, self._runner.adapters, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
 

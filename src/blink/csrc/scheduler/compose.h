@@ -3,6 +3,7 @@
 // flight. A paused step has its own buffers (step_kind.h).
 #pragma once
 
+#include "scheduler/adapter_paging.h"
 #include "scheduler/drafts.h"
 
 namespace blink {
@@ -212,6 +213,7 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
+  page_adapters(env, s, now);
   StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   if (takes_drafts(s, total)) total = choose_drafts(env, s, total);
   raise_floor(env, s);

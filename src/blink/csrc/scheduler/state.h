@@ -109,11 +109,21 @@ static_assert(sizeof(SlotParams) == 88, "a slot's parameters are 22 words");
 // An adapter of the host's memory, as sequences use it (adapters.h).
 struct AdapterUse {
   FIELDS_OF(AdapterUse);
-  FIELD(uint32_t, generation);    // that sequences may use; 0: none
-  FIELD(uint32_t, content);       // of equal contents the same
-  FIELD(uint32_t, num_users);     // sequences
-  FIELD(uint32_t, num_in_slots);  // of these, those with an adapter_slot
-  FIELD(uint32_t, slot);          // index + 1 of the model's copy; 0: there is none
+  FIELD(uint64_t, kept_until_ns);  // until when a copy stays for those that wait for it; 0: it was used
+  FIELD(uint32_t, generation);     // that sequences may use; 0: none
+  FIELD(uint32_t, content);        // of equal contents the same
+  FIELD(uint32_t, num_users);      // sequences
+  FIELD(uint32_t, num_in_slots);   // of these, those with an adapter_slot
+  FIELD(uint32_t, slot);           // index + 1 of the model's copy, there or on its way; 0: there is none
+};
+
+// A copy that the scheduler orders beside the steps: of an adapter to one of the model's slots.
+struct CopyOrder {
+  FIELDS_OF(CopyOrder);
+  FIELD(uint32_t, source);   // index of the adapter
+  FIELD(uint32_t, target);   // slot
+  FIELD(uint32_t, ordered);  // copies so far
+  FIELD(uint32_t, done);     // of these; writer: who copies, with release
 };
 
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
@@ -272,6 +282,7 @@ struct State {
               g.num_adapter_slots);  // index + 1 of the adapter of which each is a copy; 0: none
 
   // the scheduler's own
+  STATE_ARRAY(CopyOrder, copy_order, 1);  // the last one
   STATE_ARRAY(AdapterUse, adapters, g.num_adapters);
   STATE_ARRAY(uint32_t, adapter_stamps, g.num_adapter_slots);  // when each was last taken
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
@@ -347,6 +358,7 @@ struct State {
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
   FIELD(uint32_t, adapter_stamp);
+  FIELD(uint32_t, copied_adapter);  // index + 1 of the one whose copy is in flight, as far as it is known; 0: none is
   FIELD(uint32_t, automaton_bytes_copied);  // while this step is composed
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences

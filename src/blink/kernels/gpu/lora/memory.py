@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters in GPU memory, which is taken at boot: one stack of matrices for each weight, an index for each adapter.
+"""Adapters of a GPU, in memory that is taken at boot: all that are loaded on the host, those in slots on the GPU too.
 
-A thread of the host writes an adapter while the scheduler runs. Steps then read it without the host.
+A thread of the host writes an adapter to locked memory. The scheduler has it copied to a slot, which steps read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import triton
@@ -16,19 +16,19 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.formats.base import Weight
 from blink.kernels.batch import Batch
+from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.gpu.lora.update import LEAST_RANK, MOST_RANK_TILE, Stack, add_update, mark_tokens
 from blink.kernels.lora import Updates, WeightParts
 from blink.plan.site import Bucket
 
 _LEAST_TILE, _MOST_TILE = 16, 64
-Upload = Callable[[Tensor, Tensor], None]  # copies to GPU memory, from the host's; blocks until it is there
 
 
 class GpuAdapters:
     """Holds them, and finds the updates of steps that were captured for adapters."""
 
     def __init__(
-        self, weights: Mapping[int, WeightParts], num_adapters: int, max_rank: int, like: Tensor, upload: Upload
+        self, weights: Mapping[int, WeightParts], num_adapters: int, num_slots: int, max_rank: int, like: Tensor
     ) -> None:
         """Take the memory, all zeros. weights: by identity; like: a tensor of the model's type and device.
 
@@ -38,32 +38,34 @@ class GpuAdapters:
         rank = pad_rank(max_rank)
         self._layout = {key: _Layout(parts, rank) for key, parts in weights.items()}
         size = sum(layout.size for layout in self._layout.values())
-        self._staged = torch.zeros(size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
-        self._memory = torch.zeros(num_adapters, size, dtype=like.dtype, device=like.device)
-        self._upload = upload
+        self._held = torch.zeros(num_adapters, size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        self._slots = torch.zeros(num_slots, size, dtype=like.dtype, device=like.device)
         self._stacks: dict[int, Stack] = {}
         start = 0
         for key, layout in self._layout.items():
-            self._stacks[key] = layout.view(self._memory, start)
+            self._stacks[key] = layout.view(self._slots, start)
             start += layout.size
 
     @property
     def nbytes(self) -> int:
         """Bytes of GPU memory."""
-        return self._memory.nbytes
+        return self._slots.nbytes
 
     def put(self, index: int, updates: Updates) -> None:
-        """Write an adapter; blocks until it is in GPU memory."""
-        self._staged.zero_()
-        start = 0
+        """Write an adapter where copies read it."""
+        held, start = self._held[index], 0
+        held.zero_()
         for key, layout in self._layout.items():
-            stack = layout.view(self._staged[None], start)
+            stack = layout.view(held[None], start)
             for update in updates.get(key, ()):
                 rank, first = len(update.down), layout.part_of(update.rows) * layout.rank
                 stack.down[0, first : first + rank] = update.down
                 stack.up[0, update.rows, :rank] = update.up
             start += layout.size
-        self._upload(self._memory[index], self._staged)
+
+    def copy_ordered(self, order: Tensor) -> None:
+        """Enqueue the copy of an adapter to a slot, as csrc's CopyOrder orders it: int32 [4]."""
+        copy_ordered(self._held, self._slots, order)
 
     def clear(self, index: int) -> None:
         """Do nothing: the next adapter is written over this one."""
@@ -78,15 +80,15 @@ class GpuAdapters:
 class GpuUpdates:
     """The updates of a step's tokens."""
 
-    def __init__(self, stacks: Mapping[int, Stack], places: Tensor) -> None:
-        """Take the stacks of weights by identity, and each token's place in them, as mark_tokens() returns it."""
-        self._stacks, self._places = stacks, places
+    def __init__(self, stacks: Mapping[int, Stack], slots: Tensor) -> None:
+        """Take the stacks of weights by identity, and each token's slot in them, as mark_tokens() returns it."""
+        self._stacks, self._slots = stacks, slots
 
     def add(self, result: Tensor, x: Tensor, weight: Weight) -> Tensor:
         """Do what StepUpdates.add() says."""
         stack = self._stacks.get(id(weight))
         if stack is not None:
-            add_update(result, x, stack, self._places)
+            add_update(result, x, stack, self._slots)
         return result
 
 

@@ -31,8 +31,8 @@ _BLOCK_K_BYTES = 256
 class Stack:
     """The updates of one weight by all adapters, the scales in `up`."""
 
-    down: Tensor  # [places, parts * rank, in]; a part is a matrix of the weight
-    up: Tensor  # [places, out, rank]
+    down: Tensor  # [slots, parts * rank, in]; a part is a matrix of the weight
+    up: Tensor  # [slots, out, rank]
     parts: Tensor  # int32 [out / tile]; the part that each tile of the weight's rows belongs to
     num_parts: int
     tile: int  # rows of the weight
@@ -44,19 +44,19 @@ class Stack:
 
 
 def mark_tokens(batch: Batch, num_tokens: int, num_rows: int) -> Tensor:
-    """Return index + 1 of each token's adapter, 0 for none and for padding: int32 [num_tokens]."""
-    places = torch.zeros(num_tokens, dtype=torch.int32, device=batch.params.device)
+    """Return index + 1 of the slot of each token's adapter, 0 for none and for padding: int32 [num_tokens]."""
+    slots = torch.zeros(num_tokens, dtype=torch.int32, device=batch.params.device)
     _mark[(num_rows,)](
-        places, batch.query_starts, batch.row_slots, batch.params, batch.adapter_places,
+        slots, batch.query_starts, batch.row_slots, batch.params,
         PARAM_WORDS=PARAM_WORDS, COLUMN=int(Param.ADAPTER), BLOCK=128, num_warps=1,
     )  # fmt: skip
-    return places
+    return slots
 
 
-def add_update(result: Tensor, x: Tensor, stack: Stack, places: Tensor) -> None:
+def add_update(result: Tensor, x: Tensor, stack: Stack, slots: Tensor) -> None:
     """Add to result [tokens, out], in place, what the adapters of tokens change of x [tokens, in] times a weight.
 
-    places: as mark_tokens() returns them.
+    slots: as mark_tokens() returns them.
     """
     tokens, width = len(x), stack.down.shape[1]
     block = max(16, min(64, triton.next_power_of_2(tokens)))
@@ -67,11 +67,11 @@ def add_update(result: Tensor, x: Tensor, stack: Stack, places: Tensor) -> None:
     assert x.stride(1) == result.stride(1) == 1 and result.shape == (tokens, stack.up.shape[1])
     found = torch.empty(splits, tokens, width, dtype=torch.float32, device=x.device)
     _shrink[(tiles, width // rank_tile, splits * ways)](
-        x, stack.down, places, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
+        x, stack.down, slots, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
         WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, num_warps=4,
     )  # fmt: skip
     _expand[(tiles, stack.up.shape[1] // stack.tile, ways)](
-        found, stack.up, stack.parts, places, result, tokens, splits, width, result.stride(0), stack.up.stride(0),
+        found, stack.up, stack.parts, slots, result, tokens, splits, width, result.stride(0), stack.up.stride(0),
         WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile, num_warps=4,
     )  # fmt: skip
 
@@ -85,41 +85,40 @@ def _split(size: int, programs: int, block_k: int) -> tuple[int, int]:
 
 @triton.jit
 def _mark(
-    places, query_starts, row_slots, slot_params, adapter_places,
+    slots, query_starts, row_slots, slot_params,
     PARAM_WORDS: tl.constexpr, COLUMN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     start, end = tl.load(query_starts + row), tl.load(query_starts + row + 1)
     slot = tl.load(slot_params + tl.load(row_slots + row).to(tl.int64) * PARAM_WORDS + COLUMN)
-    place = tl.load(adapter_places + slot - 1, mask=slot > 0, other=0)
     for first in range(start, end, BLOCK):
         token = first + tl.arange(0, BLOCK)
-        tl.store(places + token, place, mask=token < end)
+        tl.store(slots + token, slot, mask=token < end)
 
 
 @triton.jit
-def _find_place(place, nth, BLOCK: tl.constexpr):
-    """Return the nth of the different places of a tile that are not 0, in the order of tokens; 0: there are fewer."""
+def _find_slot(slot, nth, BLOCK: tl.constexpr):
+    """Return the nth of the different slots of a tile that are not 0, in the order of tokens; 0: there are fewer."""
     at = tl.arange(0, BLOCK)
-    repeats = (place[:, None] == place[None, :]) & (at[None, :] < at[:, None])
-    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (place > 0)
+    repeats = (slot[:, None] == slot[None, :]) & (at[None, :] < at[:, None])
+    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (slot > 0)
     rank = tl.cumsum(is_first.to(tl.int32), axis=0)
-    return tl.max(tl.where(is_first & (rank == nth + 1), place, 0), axis=0)
+    return tl.max(tl.where(is_first & (rank == nth + 1), slot, 0), axis=0)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _shrink(
-    x, down, places, found, tokens, size, width, x_stride, down_stride, chunk,
+    x, down, slots, found, tokens, size, width, x_stride, down_stride, chunk,
     WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr,
 ):  # fmt: skip
     """Write x A^T over a part of k for some rows of A, of the tile's tokens that have an adapter."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * RANK_TILE + tl.arange(0, RANK_TILE)
     split, nth = tl.program_id(2) // WAYS, tl.program_id(2) % WAYS
-    place = tl.load(places + token, mask=token < tokens, other=0)
-    one = _find_place(place, nth, BLOCK)
+    slot = tl.load(slots + token, mask=token < tokens, other=0)
+    one = _find_slot(slot, nth, BLOCK)
     while one > 0:
-        rows = place == one
+        rows = slot == one
         matrix = down + (one - 1).to(tl.int64) * down_stride
         total = tl.zeros([BLOCK, RANK_TILE], tl.float32)
         for first in range(split * chunk, (split + 1) * chunk, BLOCK_K):
@@ -131,23 +130,23 @@ def _shrink(
         row = (split * tokens + token).to(tl.int64)
         tl.store(found + row[:, None] * width + column[None, :], total, mask=rows[:, None])
         nth += WAYS
-        one = _find_place(place, nth, BLOCK)
+        one = _find_slot(slot, nth, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def _expand(
-    found, up, parts, places, result, tokens, splits, width, result_stride, up_stride,
+    found, up, parts, slots, result, tokens, splits, width, result_stride, up_stride,
     WAYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
 ):  # fmt: skip
     """Add what B makes of shrink's results to a tile of the weight's rows, of the tile's tokens with an adapter."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     nth = tl.program_id(2)
-    place = tl.load(places + token, mask=token < tokens, other=0)
+    slot = tl.load(slots + token, mask=token < tokens, other=0)
     start = tl.load(parts + tl.program_id(1)) * RANK
-    one = _find_place(place, nth, BLOCK)
+    one = _find_slot(slot, nth, BLOCK)
     while one > 0:
-        rows = place == one
+        rows = slot == one
         matrix = up + (one - 1).to(tl.int64) * up_stride
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for first in range(0, RANK, RANK_TILE):
@@ -163,4 +162,4 @@ def _expand(
         old = tl.load(target, mask=rows[:, None], other=0.0)
         tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
         nth += WAYS
-        one = _find_place(place, nth, BLOCK)
+        one = _find_slot(slot, nth, BLOCK)
