@@ -52,7 +52,6 @@ def copy_to_slot(adapters: Any, index: int, slot: int, device: torch.device) -> 
     """Copy an adapter as the scheduler orders it."""
     order = torch.tensor([index, slot, 7, 6], dtype=torch.int32, device=device)
     adapters.copy_ordered(order)
-    assert order.tolist() == [index, slot, 7, 7]
 
 
 def make_batch(row_adapters: Sequence[int], lengths: Sequence[int], num_adapters: int, tokens: int) -> Batch:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from blink.engine.geometry import build_geometry
 from blink.link.queue_pair import NO_ADAPTER, AdapterId, QueuePair
-from blink.region.layout import ADAPTER_WORDS, SLOT_PARAMS, CqeKind, RejectCode, StepResult, struct_dtype
+from blink.region.adapter_words import ADAPTER_WORDS
+from blink.region.layout import SLOT_PARAMS, CqeKind, RejectCode, StepResult, struct_dtype
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,

@@ -105,7 +105,9 @@ BUILT = [
             "kernels/gpu/lora/paging.py",
             "kernels/lora.py",
             "lora_config.py",
+            "region/adapter_words.py",
             "runner/adapters.py",
+            "runner/gpu_updates.py",
         ),
         beyond=26,  # an adapter is a part of a request's identity: through all of API, region and scheduler
         since=("api/openai/ggml_options.py",),

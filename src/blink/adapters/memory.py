@@ -19,7 +19,7 @@ from blink.errors import EngineUnavailableError, OverloadedError
 from blink.kernels.lora import AdapterStore
 from blink.lora_config import LoraConfig
 from blink.models.decoder import Decoder
-from blink.region.layout import ADAPTER_WORDS, field_offset
+from blink.region.adapter_words import adapter_word_offset
 from blink.region.memory import Region
 from blink.region.native import lib
 
@@ -129,7 +129,6 @@ class _Words:
 
     def __init__(self, region: Region, count: int) -> None:
         self._region = region
-        self._offset = int(region.header["adapters_offset"])
         self._count = count
 
     def store(self, index: int, field: str, value: int) -> None:
@@ -149,4 +148,4 @@ class _Words:
 
     def _address(self, index: int, field: str) -> int:
         assert 0 <= index < self._count
-        return self._region.address + self._offset + index * ADAPTER_WORDS.itemsize + field_offset(ADAPTER_WORDS, field)
+        return self._region.address + adapter_word_offset(self._region.header, index, field)

@@ -93,7 +93,7 @@ class DeviceScheduler:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
         self._segments: dict[int, list[tuple[torch.cuda.CUDAGraph, Any]]] = {}
-        self._copies: list[Any] = []  # what carries out copies beside the steps
+        self._copies: list[Any] = []  # what carries out copies while steps run
         self._executables: list[Any] = []  # all that were instantiated
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:

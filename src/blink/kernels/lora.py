@@ -36,8 +36,11 @@ class TokenUpdates:
 class StepUpdates(Protocol):
     """The updates of a step's tokens; those of tokens without an adapter are none."""
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight) -> Tensor:
-        """Add to result [tokens, out], which is x [tokens, in] times a weight, what adapters change, in place."""
+    def add(self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None) -> Tensor:
+        """Add to result [tokens, out] what adapters change of x [tokens, in] times a weight, in place; return it.
+
+        factors: float32 [tokens], what rows of x are to be multiplied by.
+        """
         ...
 
 
@@ -67,8 +70,9 @@ class GroupedUpdates:
     def __init__(self, groups: Sequence[TokenUpdates]) -> None:
         self._groups = groups
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight) -> Tensor:
+    def add(self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None) -> Tensor:
         """Do what StepUpdates.add() says."""
+        x = x if factors is None else x * factors[:, None].to(x.dtype)
         for group in self._groups:
             for update in group.updates.get(id(weight), ()):
                 found = (x[group.tokens] @ update.down.T) @ update.up.T

@@ -165,6 +165,8 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
+    if bucket.adapters:
+        raise Refused("adapters: their kernels read a norm that another has written")
     _refuse_options(model, "shared_size")
     if _is_recurrent(model):
         _refuse_recurrent(model)
@@ -234,6 +236,8 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
         raise Refused(f"more than {gemm.MAX_ROWS} rows")
     if not bucket.decoding:
         _refuse_prompts(model, rows)
+    if bucket.adapters and (has_experts or any(matrix.is_packed for matrix in _list_matrices(model))):
+        raise Refused("adapters with experts or packed matrices")
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
@@ -267,7 +271,7 @@ def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, pa
         gate_up, down = layer.dense
         return LayerPlan(
             **shared,
-            gate_up=_choose_gemm(gate_up, Output.GATE, rows, padded),
+            gate_up=_choose_gemm(gate_up, Output.STORE if bucket.adapters else Output.GATE, rows, padded),
             down=_choose_gemm(down, Output.ADD, rows, padded),
         )
     assert layer.router is not None and layer.experts is not None

@@ -99,7 +99,7 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
         ConfigError: an operation has no kernel on the device.
     """
     refused: list[str] = []
-    for style, plan in device.styles if (whole or bucket.decoding) and not bucket.adapters else ():
+    for style, plan in device.styles if whole or bucket.decoding else ():
         try:
             found = plan(model, bucket)
         except Refused as reason:

@@ -87,7 +87,7 @@ struct DeviceEnv {
     return cudaGraphLaunch(executable, cudaStreamGraphFireAndForget) == cudaSuccess;
   }
 
-  // Copy beside the steps.
+  // Copy while steps run.
   __device__ static bool copy(const CopyOrder& copy) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");  // the order is there when the graph starts
     shared.num_copies++;

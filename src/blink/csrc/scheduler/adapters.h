@@ -7,7 +7,7 @@
 // those of others than `seen` are refused.
 //
 // The model reads an adapter in one of its own slots. A copy goes there when a sequence first waits for it, one at a
-// time and beside the steps (adapter_paging.h). It stays, without users too, until another adapter takes its slot.
+// time, while steps run (adapter_paging.h). It stays, without users too, until another adapter takes its slot.
 #pragma once
 
 #include "scheduler/queue_pair.h"

@@ -2,7 +2,7 @@
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
 // Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) copy(order) fetch_add(word, n)
-// raise(word, n), and collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x),
+// raise(word, n). Its collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x),
 // least(x), most(x).
 #pragma once
 

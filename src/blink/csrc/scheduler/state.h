@@ -117,7 +117,7 @@ struct AdapterUse {
   FIELD(uint32_t, slot);           // index + 1 of the model's copy, there or on its way; 0: there is none
 };
 
-// A copy that the scheduler orders beside the steps: of an adapter to one of the model's slots.
+// A copy that the scheduler orders while steps run: of an adapter to one of the model's slots.
 struct CopyOrder {
   FIELDS_OF(CopyOrder);
   FIELD(uint32_t, source);   // index of the adapter

@@ -84,11 +84,11 @@ class GpuUpdates:
         """Take the stacks of weights by identity, and each token's slot in them, as mark_tokens() returns it."""
         self._stacks, self._slots = stacks, slots
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight) -> Tensor:
+    def add(self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None) -> Tensor:
         """Do what StepUpdates.add() says."""
         stack = self._stacks.get(id(weight))
         if stack is not None:
-            add_update(result, x, stack, self._slots)
+            add_update(result, x, stack, self._slots, factors)
         return result
 
 

@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import PARAM_WORDS, Batch, Param
+from blink.kernels.gpu.device import has_clusters
+from blink.kernels.gpu.pdl import launch_options, start_pdl
 
 LEAST_RANK = 16  # the least k of tl.dot
 MOST_RANK_TILE = 64
@@ -24,6 +26,7 @@ _FEW_TOKENS = 64  # for which each adapter of a tile has programs of its own
 _MOST_WAYS = 16
 _CHUNK = 512  # of k, for one program of shrink where tokens are few
 _MANY_PROGRAMS = 256
+_MOST_SUMMED = 8192  # parts of shrink's results that a program of expand has at once
 _BLOCK_K_BYTES = 256
 
 
@@ -53,32 +56,36 @@ def mark_tokens(batch: Batch, num_tokens: int, num_rows: int) -> Tensor:
     return slots
 
 
-def add_update(result: Tensor, x: Tensor, stack: Stack, slots: Tensor) -> None:
+def add_update(result: Tensor, x: Tensor, stack: Stack, slots: Tensor, factors: Tensor | None = None) -> None:
     """Add to result [tokens, out], in place, what the adapters of tokens change of x [tokens, in] times a weight.
 
-    slots: as mark_tokens() returns them.
+    slots: as mark_tokens() returns them; factors: float32 [tokens], what rows of x are to be multiplied by.
     """
     tokens, width = len(x), stack.down.shape[1]
     block = max(16, min(64, triton.next_power_of_2(tokens)))
     tiles, rank_tile = triton.cdiv(tokens, block), min(stack.rank, MOST_RANK_TILE)
     ways = min(len(stack.up), _MOST_WAYS) if tokens <= _FEW_TOKENS else 1
     block_k = _BLOCK_K_BYTES // x.element_size()
-    chunk, splits = _split(x.shape[1], tiles * width // rank_tile, block_k)
+    most = min(_MANY_PROGRAMS // (tiles * width // rank_tile), _MOST_SUMMED // (block * rank_tile))
+    chunk, splits = _split(x.shape[1], max(most, 1), block_k)
+    pdl = x.is_cuda and has_clusters()
     assert x.stride(1) == result.stride(1) == 1 and result.shape == (tokens, stack.up.shape[1])
     found = torch.empty(splits, tokens, width, dtype=torch.float32, device=x.device)
     _shrink[(tiles, width // rank_tile, splits * ways)](
         x, stack.down, slots, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
-        WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, num_warps=4,
+        WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
     _expand[(tiles, stack.up.shape[1] // stack.tile, ways)](
-        found, stack.up, stack.parts, slots, result, tokens, splits, width, result.stride(0), stack.up.stride(0),
-        WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile, num_warps=4,
+        found, factors, stack.up, stack.parts, slots, result,
+        tokens, splits, width, result.stride(0), stack.up.stride(0),
+        WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile,
+        SPLITS=triton.next_power_of_2(splits), PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
 
 
-def _split(size: int, programs: int, block_k: int) -> tuple[int, int]:
-    """Return how much of k a program of shrink takes, and how many programs share it."""
-    most = max(1, min(triton.cdiv(size, _CHUNK), _MANY_PROGRAMS // programs))
+def _split(size: int, most: int, block_k: int) -> tuple[int, int]:
+    """Return how much of k a program of shrink takes, and how many programs share it: `most` of them at most."""
+    most = min(triton.cdiv(size, _CHUNK), most)
     chunk = triton.cdiv(triton.cdiv(size, most), block_k) * block_k
     return chunk, triton.cdiv(size, chunk)
 
@@ -109,9 +116,11 @@ def _find_slot(slot, nth, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def _shrink(
     x, down, slots, found, tokens, size, width, x_stride, down_stride, chunk,
-    WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr,
+    WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write x A^T over a part of k for some rows of A, of the tile's tokens that have an adapter."""
+    if PDL:
+        start_pdl()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * RANK_TILE + tl.arange(0, RANK_TILE)
     split, nth = tl.program_id(2) // WAYS, tl.program_id(2) % WAYS
@@ -135,10 +144,13 @@ def _shrink(
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def _expand(
-    found, up, parts, slots, result, tokens, splits, width, result_stride, up_stride,
+    found, factors, up, parts, slots, result, tokens, splits, width, result_stride, up_stride,
     WAYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add what B makes of shrink's results to a tile of the weight's rows, of the tile's tokens with an adapter."""
+    if PDL:
+        start_pdl()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     nth = tl.program_id(2)
@@ -151,11 +163,13 @@ def _expand(
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for first in range(0, RANK, RANK_TILE):
             rank = first + tl.arange(0, RANK_TILE)
-            left = tl.zeros([BLOCK, RANK_TILE], tl.float32)
-            for split in range(0, splits):
-                row = (split * tokens + token).to(tl.int64)
-                at = row[:, None] * width + (start + rank)[None, :]
-                left += tl.load(found + at, mask=rows[:, None], other=0.0)
+            split = tl.arange(0, SPLITS)
+            row = split.to(tl.int64)[:, None] * tokens + token[None, :]
+            is_there = (split < splits)[:, None] & rows[None, :]
+            at = row[:, :, None] * width + (start + rank)[None, None, :]
+            left = tl.sum(tl.load(found + at, mask=is_there[:, :, None], other=0.0), axis=0)
+            if factors is not None:
+                left *= tl.load(factors + token, mask=rows, other=0.0)[:, None]
             right = tl.load(matrix + column[None, :] * RANK + rank[:, None])
             total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
         target = result + token.to(tl.int64)[:, None] * result_stride + column[None, :]
