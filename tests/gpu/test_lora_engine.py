@@ -15,6 +15,7 @@ import torch
 
 from blink import LLM, LoRARequest, SamplingParams
 from blink.adapters.protocol import ask_load
+from blink.errors import ConfigError
 from blink.link.client import EngineClient
 from blink.link.queue_pair import NO_ADAPTER, AdapterId
 from blink.region.layout import CqeKind
@@ -26,6 +27,7 @@ from model_families import save_model
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 NUM_ADAPTERS = 8
+paged = pytest.mark.xfail(reason="no GPU has run them yet: engine/gpu_adapters.py refuses more adapters than slots")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_adapters_are_loaded_and_replaced_while_others_decode(models: Models) ->
     with models.open(max_loras=NUM_ADAPTERS) as llm:
         wanted = [generate(llm, PROMPTS[:2], lora) for lora in models.adapters]
         steady = generate(llm, PROMPTS)
-    with open_llm(models.base, enable_lora=True, max_loras=2, max_cpu_loras=3) as llm:
+    with open_llm(models.base, enable_lora=True, max_loras=2) as llm:
         generate(llm, PROMPTS[:1])
         found: list[list[list[int]]] = []
         other = threading.Thread(target=lambda: found.extend(generate(llm, PROMPTS) for _ in range(20)))
@@ -80,6 +82,12 @@ def test_adapters_are_loaded_and_replaced_while_others_decode(models: Models) ->
         assert found == [steady] * 20
 
 
+def test_host_memory_for_more_adapters_than_the_gpu_holds_is_refused(models: Models) -> None:
+    with pytest.raises(ConfigError, match="--max-cpu-loras"):
+        open_llm(models.base, enable_lora=True, max_loras=1, max_cpu_loras=2)
+
+
+@paged
 def test_more_adapters_than_the_gpu_has_slots_take_turns(models: Models) -> None:
     loras = [None, *models.adapters]
     with models.open(max_loras=NUM_ADAPTERS) as llm:
@@ -109,7 +117,8 @@ def decode(client: EngineClient, adapters: list[AdapterId]) -> list[list[int]]:
     return list(tokens.values())
 
 
-def test_adapters_serve_while_the_host_process_is_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_adapters", [2, pytest.param(5, marks=paged)])
+def test_adapters_serve_while_the_host_process_is_stopped(num_adapters: int, tmp_path: Path) -> None:
     sizes: dict[str, Any] = CONFIG
     hidden, kv_size = sizes["hidden_size"], sizes["num_key_value_heads"] * sizes["head_dim"]
     shapes = {"q_proj": (hidden, hidden), "v_proj": (kv_size, hidden)}
@@ -118,16 +127,16 @@ def test_adapters_serve_while_the_host_process_is_stopped(tmp_path: Path) -> Non
         for layer in range(sizes["num_hidden_layers"])
         for name, shape in shapes.items()
     }
-    paths = [write_adapter(tmp_path / f"adapter-{seed}", targets, seed=seed) for seed in range(5)]
+    paths = [write_adapter(tmp_path / f"adapter-{seed}", targets, seed=seed) for seed in range(num_adapters)]
     flags = ["--num-gpu-blocks-override=4096", "--max-num-seqs=16", "--enable-lora", "--max-loras=2"]
-    flags.append("--max-cpu-loras=5")
+    flags.append(f"--max-cpu-loras={num_adapters}")
     with run_engine_process(tmp_path, *flags) as (process, region):
         client = connect(region, process)
         held = [ask_load(region, str(path)) for path in paths]
         adapters = [NO_ADAPTER, *(AdapterId(each.index, each.generation) for each in held)]
         before = decode(client, adapters)
-        assert len({tuple(tokens) for tokens in before}) == 1 + len(paths)
-        with stopped(process):  # the scheduler has three of them copied to the GPU again, each time
+        assert len({tuple(tokens) for tokens in before}) == 1 + num_adapters
+        with stopped(process):  # beyond two, the scheduler has adapters copied to the GPU again each time
             for _ in range(3):
                 assert decode(client, adapters) == before
         client.close()

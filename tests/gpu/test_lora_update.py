@@ -39,12 +39,17 @@ def draw_updates(parts: WeightParts, rank: int, seed: int) -> tuple[LowRank, ...
     )
 
 
-def make_adapters(weights: dict[int, WeightParts], held: Sequence[Updates], rank: int, like: Tensor) -> Any:
-    """Return the memory of a GPU with some adapters in it, the last in the first slot."""
-    adapters = memory.GpuAdapters(weights, len(held), len(held), rank, like)
+def make_adapters(
+    weights: dict[int, WeightParts], held: Sequence[Updates], rank: int, like: Tensor, *, pages: bool = True
+) -> Any:
+    """Return the memory of a GPU with some adapters in it, where pages, the last in the first slot."""
+    upload = None if pages else lambda target, source: target.copy_(source)
+    adapters = memory.GpuAdapters(weights, len(held), len(held), rank, like, upload)
+    assert adapters.is_paged is pages
     for index, updates in enumerate(held):
         adapters.put(index, updates)
-        copy_to_slot(adapters, index, len(held) - 1 - index, like.device)
+        if pages:
+            copy_to_slot(adapters, index, len(held) - 1 - index, like.device)
     return adapters
 
 
@@ -65,6 +70,7 @@ def make_batch(row_adapters: Sequence[int], lengths: Sequence[int], num_adapters
     batch.query_starts[: rows + 1] = starts
     batch.query_starts[rows + 1 :] = starts[-1]
     batch.row_slots[:rows] = torch.arange(rows).flip(0) + rows
+    batch.adapter_places.copy_(torch.arange(num_adapters, 0, -1))
     for row, adapter in enumerate(row_adapters):
         slot = num_adapters + 1 - adapter if adapter else 0
         batch.params[int(batch.row_slots[row]), Param.ADAPTER] = slot
@@ -96,9 +102,10 @@ STEPS = [
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 @pytest.mark.parametrize("rank", [3, 16, 100])
+@pytest.mark.parametrize("pages", [False, True])
 @pytest.mark.parametrize(("row_adapters", "lengths"), STEPS)
 def test_updates_equal_those_of_one_adapter_after_the_other(
-    device: torch.device, row_adapters: list[int], lengths: list[int], rank: int, dtype: torch.dtype
+    device: torch.device, row_adapters: list[int], lengths: list[int], pages: bool, rank: int, dtype: torch.dtype
 ) -> None:
     num_adapters, tokens = 9, sum(lengths) + 4  # of them, four are padding
     of_tokens = torch.tensor(row_adapters).repeat_interleave(torch.tensor(lengths))
@@ -110,7 +117,7 @@ def test_updates_equal_those_of_one_adapter_after_the_other(
     like = torch.empty(0, dtype=dtype, device=device)
     adapters = make_adapters({id(weights[key]): parts for key, parts in keys.items()}, [
         {id(weights[key]): each for key, each in updates.items()} for updates in held
-    ], rank, like)  # fmt: skip
+    ], rank, like, pages=pages)  # fmt: skip
     assert adapters.find(batch, Bucket(tokens, len(lengths), decoding=False)) is None
     found = adapters.find(batch, Bucket(tokens, len(lengths), decoding=False, adapters=True))
     for key, parts in keys.items():
@@ -130,14 +137,16 @@ def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device
     weight, like = torch.empty(QKV.shape), torch.empty(0, device=device)
     large = {id(weight): draw_updates(QKV, 16, seed=1)}
     small = {id(weight): draw_updates(QKV, 2, seed=2)[:1]}
-    adapters = make_adapters({id(weight): QKV}, [large, large], 16, like)
-    fresh = make_adapters({id(weight): QKV}, [small, large], 16, like)
-    adapters.clear(0)
-    adapters.put(0, small)
-    assert not torch.equal(adapters._slots, fresh._slots)
-    copy_to_slot(adapters, 0, 1, device)
-    assert torch.equal(adapters._slots, fresh._slots)
-    assert adapters.nbytes == 2 * 4 * 16 * (3 * 80 + 96)
+    for pages in (False, True):
+        adapters = make_adapters({id(weight): QKV}, [large, large], 16, like, pages=pages)
+        fresh = make_adapters({id(weight): QKV}, [small, large], 16, like, pages=pages)
+        adapters.clear(0)
+        adapters.put(0, small)
+        if pages:
+            assert not torch.equal(adapters._slots, fresh._slots)
+            copy_to_slot(adapters, 0, 1, device)
+        assert torch.equal(adapters._slots, fresh._slots)
+        assert adapters.nbytes == 2 * 4 * 16 * (3 * 80 + 96)
 
 
 def test_a_copy_goes_to_its_slot_alone_and_only_once(device: torch.device) -> None:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.lora import WeightParts
 from blink.lora_config import LoraConfig
 from blink.models.weights.loader import load_model
 from blink.plan.site import Bucket
@@ -65,10 +67,6 @@ class DeviceTwin:
         self.log.append(f"segments {index}" + " apart" * apart)
         for run in segments:
             run()
-
-    def capture_copy(self, copy: Callable[[], None]) -> None:
-        copy()
-        self.log.append("capture")
 
     def prepare(self) -> None:
         self.log.append("prepare")
@@ -168,10 +166,8 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
 def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        gpu_adapters.GpuAdapters, "copy_ordered", lambda _, order: log.append(f"copy by {len(order)} words")
-    )
-    lora = LoraConfig(enable_lora=True, max_loras=2, max_cpu_loras=3)
+    monkeypatch.setattr(gpu_adapters, "Uploader", lambda: lambda target, source: target.copy_(source))
+    lora = LoraConfig(enable_lora=True, max_loras=2)
     engine, _ = boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=lora)
     kinds = {index: step for step, index in itertools.pairwise(log) if isinstance(index, int)}
     assert log[0] == (40, 4, "scoringadapters")
@@ -181,8 +177,23 @@ def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
         assert isinstance(plain, tuple) and kinds[index + 9] == (*plain[:2], f"{plain[-1]}adapters")
     buckets = [entry[0] for entry in log if isinstance(entry, tuple)]
     assert {bucket.adapters for bucket in buckets if isinstance(bucket, Bucket)} == {False, True}
-    assert [entry for entry in log if entry in ("copy by 4 words", "capture")] == ["copy by 4 words"] * 2 + ["capture"]
     assert engine.run() == 0
+    more = LoraConfig(enable_lora=True, max_loras=1, max_cpu_loras=2)
+    with pytest.raises(ConfigError, match="--max-cpu-loras: a GPU holds all adapters in its own memory"):
+        boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=more)
+
+
+def test_copies_are_captured_only_where_the_scheduler_orders_them(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = gpu_adapters.GpuAdapters
+    monkeypatch.setattr(memory, "copy_ordered", lambda _, order: log.append(f"copy by {len(order)} words"))
+    order, like, scheduler = torch.zeros(4, dtype=torch.int32), torch.empty(0), Mock()
+    for upload in (lambda target, source: target.copy_(source), None):
+        adapters = memory({1: WeightParts((32, 16), (slice(0, 32),))}, 2, 2, 16, like, upload)
+        gpu_adapters.capture_copies(scheduler, adapters, order)
+    assert log == ["copy by 4 words"]
+    scheduler.capture_copy.assert_called_once()
+    scheduler.capture_copy.call_args.args[0]()
+    assert log == ["copy by 4 words"] * 2
 
 
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

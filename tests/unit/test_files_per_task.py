@@ -102,6 +102,7 @@ BUILT = [
             "kernels/gpu/lora/__init__.py",
             "kernels/gpu/lora/memory.py",
             "kernels/gpu/lora/update.py",
+            "kernels/gpu/lora/upload.py",
             "kernels/gpu/lora/paging.py",
             "kernels/lora.py",
             "lora_config.py",

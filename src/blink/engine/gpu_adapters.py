@@ -12,6 +12,7 @@ from torch import Tensor
 from blink.engine.device_scheduler import DeviceScheduler
 from blink.errors import ConfigError
 from blink.kernels.gpu.lora.memory import GpuAdapters
+from blink.kernels.gpu.lora.upload import Uploader
 from blink.kernels.lora import WeightParts
 from blink.lora_config import LoraConfig
 from blink.models.decoder import Decoder
@@ -22,20 +23,22 @@ def make_gpu_adapters(lora: LoraConfig, model: Decoder, weights: Mapping[int, We
     """Return the memory of a GPU's adapters; weights: by identity.
 
     Raises:
-        ConfigError: there is no memory for them.
+        ConfigError: more adapters are to be loaded than run at once, or there is no memory for them.
     """
+    if lora.num_adapters > lora.max_loras:  # until tests/gpu/test_lora_engine.py has run on a GPU with such
+        raise ConfigError("--max-cpu-loras: a GPU holds all adapters in its own memory; raise --max-loras instead")
     like = torch.empty(0, dtype=model.dtype, device=model.device)
     try:
-        return GpuAdapters(weights, lora.num_adapters, lora.max_loras, lora.max_lora_rank, like)
+        upload = Uploader() if lora.num_adapters <= lora.max_loras else None
+        return GpuAdapters(weights, lora.num_adapters, lora.max_loras, lora.max_lora_rank, like, upload)
     except torch.OutOfMemoryError as error:
         raise ConfigError("there is no GPU memory for the adapters: lower --max-loras or --max-lora-rank") from error
 
 
 def capture_copies(scheduler: DeviceScheduler, adapters: Adapters | None, order: Tensor) -> None:
-    """Let the scheduler copy adapters by its order, csrc's CopyOrder: int32 [4]; none: it never will."""
-    if adapters is None:
+    """Let the scheduler copy adapters by its order, csrc's CopyOrder: int32 [4]; nothing where it never will."""
+    if not (isinstance(adapters, GpuAdapters) and adapters.is_paged):
         return
-    assert isinstance(adapters, GpuAdapters)
     adapters.copy_ordered(order)  # loads the kernels; nothing is ordered yet
     torch.cuda.synchronize()
     scheduler.capture_copy(functools.partial(adapters.copy_ordered, order))

@@ -36,10 +36,13 @@ class TokenUpdates:
 class StepUpdates(Protocol):
     """The updates of a step's tokens; those of tokens without an adapter are none."""
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None) -> Tensor:
+    def add(
+        self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None, *, early: bool = False
+    ) -> Tensor:
         """Add to result [tokens, out] what adapters change of x [tokens, in] times a weight, in place; return it.
 
-        factors: float32 [tokens], what rows of x are to be multiplied by.
+        factors: float32 [tokens], what rows of x are to be multiplied by. early: whether the kernels before and after
+        this are launched early (PDL).
         """
         ...
 
@@ -70,7 +73,15 @@ class GroupedUpdates:
     def __init__(self, groups: Sequence[TokenUpdates]) -> None:
         self._groups = groups
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None) -> Tensor:
+    def add(
+        self,
+        result: Tensor,
+        x: Tensor,
+        weight: Weight,
+        factors: Tensor | None = None,
+        *,
+        early: bool = False,  # noqa: ARG002
+    ) -> Tensor:
         """Do what StepUpdates.add() says."""
         x = x if factors is None else x * factors[:, None].to(x.dtype)
         for group in self._groups:

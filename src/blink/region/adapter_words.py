@@ -12,6 +12,6 @@ from blink.region.layout import field_offset, struct_dtype
 ADAPTER_WORDS = struct_dtype("AdapterWords")
 
 
-def adapter_word_offset(header: np.ndarray[Any, Any], index: int, name: str) -> int:
+def adapter_word_offset(header: np.void | np.ndarray[Any, Any], index: int, name: str) -> int:
     """Return where a region has a word of an adapter, in bytes from its start."""
     return int(header["adapters_offset"]) + index * ADAPTER_WORDS.itemsize + field_offset(ADAPTER_WORDS, name)

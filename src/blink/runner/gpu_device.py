@@ -39,6 +39,7 @@ MAX_PACKED_ROWS_WITH_EXPERTS = 64  # not measured above
 MAX_STREAMED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_STREAMED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_STREAMED_FP8_ROWS = 1  # with a scale for each row
+TAKES_ADAPTERS = False  # whether steps of few rows do; until tests/gpu/test_lora_steps.py has run on a GPU
 
 
 class GpuDevice:
@@ -236,8 +237,8 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
         raise Refused(f"more than {gemm.MAX_ROWS} rows")
     if not bucket.decoding:
         _refuse_prompts(model, rows)
-    if bucket.adapters and (has_experts or any(matrix.is_packed for matrix in _list_matrices(model))):
-        raise Refused("adapters with experts or packed matrices")
+    if bucket.adapters:
+        _refuse_adapters(model)
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
@@ -250,6 +251,13 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
     else:
         head = choose_matmul(GpuDevice(), model.head, bucket.rows)
     return StepPlan(NormStyle.WRITER, layers, head, padded)
+
+
+def _refuse_adapters(model: ModelSites) -> None:
+    if not TAKES_ADAPTERS:
+        raise Refused("adapters: not tested on a GPU yet")
+    if model.spec.mixture is not None or any(matrix.is_packed for matrix in _list_matrices(model)):
+        raise Refused("adapters with experts or packed matrices")
 
 
 def _refuse_prompts(model: ModelSites, tokens: int) -> None:

@@ -31,11 +31,11 @@ class UpdatedWriterNorms(WriterNorms):
         normed = self._normed
         inverse_rms = self.residual.new_empty(len(self.residual), dtype=torch.float32)
         found = gemm.normed_linear(normed, self._eps, weight, bias, inverse_rms=inverse_rms)
-        return self._updates.add(found, normed.x, weight, inverse_rms)
+        return self._updates.add(found, normed.x, weight, inverse_rms, early=True)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""
-        self._updates.add(self.residual, x, weight)
+        self._updates.add(self.residual, x, weight, early=True)
         super().add(x, weight, bias, choice, then)
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters of a GPU, in memory that is taken at boot: all that are loaded on the host, those in slots on the GPU too.
+"""Adapters of a GPU, in memory that is taken at boot: one stack of matrices for each weight, an index for each adapter.
 
-A thread of the host writes an adapter to locked memory. The scheduler has it copied to a slot, which steps read.
+Where all that are loaded fit in GPU memory, a thread of the host copies each there once. Else it writes them to
+locked memory, and the scheduler has one copied to a slot when a sequence waits for it. Steps read either without the
+host.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import triton
@@ -22,15 +24,24 @@ from blink.kernels.lora import Updates, WeightParts
 from blink.plan.site import Bucket
 
 _LEAST_TILE, _MOST_TILE = 16, 64
+Upload = Callable[[Tensor, Tensor], None]  # copies to GPU memory, from the host's; blocks until it is there
 
 
 class GpuAdapters:
     """Holds them, and finds the updates of steps that were captured for adapters."""
 
     def __init__(
-        self, weights: Mapping[int, WeightParts], num_adapters: int, num_slots: int, max_rank: int, like: Tensor
+        self,
+        weights: Mapping[int, WeightParts],
+        num_adapters: int,
+        num_slots: int,
+        max_rank: int,
+        like: Tensor,
+        upload: Upload | None = None,
     ) -> None:
         """Take the memory, all zeros. weights: by identity; like: a tensor of the model's type and device.
+
+        upload: copies adapters of which each has a slot of its own; None: the scheduler orders copies.
 
         Raises:
             ConfigError: the matrices of a weight lie too close together.
@@ -38,7 +49,10 @@ class GpuAdapters:
         rank = pad_rank(max_rank)
         self._layout = {key: _Layout(parts, rank) for key, parts in weights.items()}
         size = sum(layout.size for layout in self._layout.values())
-        self._held = torch.zeros(num_adapters, size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        assert upload is None or num_adapters <= num_slots
+        self._upload, num_held = upload, num_adapters if upload is None else 1
+        self._held = torch.zeros(num_held, size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        self._own_slots = torch.arange(1, num_slots + 1, dtype=torch.int32, device=like.device)
         self._slots = torch.zeros(num_slots, size, dtype=like.dtype, device=like.device)
         self._stacks: dict[int, Stack] = {}
         start = 0
@@ -47,13 +61,18 @@ class GpuAdapters:
             start += layout.size
 
     @property
+    def is_paged(self) -> bool:
+        """Whether the scheduler orders copies to slots."""
+        return self._upload is None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of GPU memory."""
         return self._slots.nbytes
 
     def put(self, index: int, updates: Updates) -> None:
-        """Write an adapter where copies read it."""
-        held, start = self._held[index], 0
+        """Write an adapter to GPU memory, or where copies to it read it; blocks until it is there."""
+        held, start = self._held[index if self.is_paged else 0], 0
         held.zero_()
         for key, layout in self._layout.items():
             stack = layout.view(held[None], start)
@@ -62,6 +81,8 @@ class GpuAdapters:
                 stack.down[0, first : first + rank] = update.down
                 stack.up[0, update.rows, :rank] = update.up
             start += layout.size
+        if self._upload is not None:
+            self._upload(self._slots[index], held)
 
     def copy_ordered(self, order: Tensor) -> None:
         """Enqueue the copy of an adapter to a slot, as csrc's CopyOrder orders it: int32 [4]."""
@@ -74,21 +95,24 @@ class GpuAdapters:
         """Return the updates of a step's tokens; None where the step is captured without adapters."""
         if not bucket.adapters:
             return None
-        return GpuUpdates(self._stacks, mark_tokens(batch, bucket.tokens, bucket.rows))
+        places = self._own_slots if self.is_paged else batch.adapter_places
+        return GpuUpdates(self._stacks, mark_tokens(batch, places, bucket.tokens, bucket.rows))
 
 
 class GpuUpdates:
     """The updates of a step's tokens."""
 
-    def __init__(self, stacks: Mapping[int, Stack], slots: Tensor) -> None:
-        """Take the stacks of weights by identity, and each token's slot in them, as mark_tokens() returns it."""
-        self._stacks, self._slots = stacks, slots
+    def __init__(self, stacks: Mapping[int, Stack], places: Tensor) -> None:
+        """Take the stacks of weights by identity, and each token's place in them, as mark_tokens() returns it."""
+        self._stacks, self._places = stacks, places
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None) -> Tensor:
+    def add(
+        self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None, *, early: bool = False
+    ) -> Tensor:
         """Do what StepUpdates.add() says."""
         stack = self._stacks.get(id(weight))
         if stack is not None:
-            add_update(result, x, stack, self._slots, factors)
+            add_update(result, x, stack, self._places, factors, early=early)
         return result
 
 

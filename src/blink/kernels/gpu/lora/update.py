@@ -34,8 +34,8 @@ _BLOCK_K_BYTES = 256
 class Stack:
     """The updates of one weight by all adapters, the scales in `up`."""
 
-    down: Tensor  # [slots, parts * rank, in]; a part is a matrix of the weight
-    up: Tensor  # [slots, out, rank]
+    down: Tensor  # [places, parts * rank, in]; a part is a matrix of the weight
+    up: Tensor  # [places, out, rank]
     parts: Tensor  # int32 [out / tile]; the part that each tile of the weight's rows belongs to
     num_parts: int
     tile: int  # rows of the weight
@@ -46,20 +46,26 @@ class Stack:
         return self.up.shape[2]
 
 
-def mark_tokens(batch: Batch, num_tokens: int, num_rows: int) -> Tensor:
-    """Return index + 1 of the slot of each token's adapter, 0 for none and for padding: int32 [num_tokens]."""
-    slots = torch.zeros(num_tokens, dtype=torch.int32, device=batch.params.device)
+def mark_tokens(batch: Batch, places_of_slots: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+    """Return 1 + where the stacks have each token's adapter, 0 for none and for padding: int32 [num_tokens].
+
+    places_of_slots: the same of the slots that rows name, int32 [slots].
+    """
+    places = torch.zeros(num_tokens, dtype=torch.int32, device=batch.params.device)
     _mark[(num_rows,)](
-        slots, batch.query_starts, batch.row_slots, batch.params,
+        places, batch.query_starts, batch.row_slots, batch.params, places_of_slots,
         PARAM_WORDS=PARAM_WORDS, COLUMN=int(Param.ADAPTER), BLOCK=128, num_warps=1,
     )  # fmt: skip
-    return slots
+    return places
 
 
-def add_update(result: Tensor, x: Tensor, stack: Stack, slots: Tensor, factors: Tensor | None = None) -> None:
+def add_update(
+    result: Tensor, x: Tensor, stack: Stack, places: Tensor, factors: Tensor | None = None, *, early: bool = False
+) -> None:
     """Add to result [tokens, out], in place, what the adapters of tokens change of x [tokens, in] times a weight.
 
-    slots: as mark_tokens() returns them; factors: float32 [tokens], what rows of x are to be multiplied by.
+    places: as mark_tokens() returns them; factors: float32 [tokens], what rows of x are to be multiplied by; early:
+    the kernels before and after these are launched early, as these then are.
     """
     tokens, width = len(x), stack.down.shape[1]
     block = max(16, min(64, triton.next_power_of_2(tokens)))
@@ -68,15 +74,15 @@ def add_update(result: Tensor, x: Tensor, stack: Stack, slots: Tensor, factors: 
     block_k = _BLOCK_K_BYTES // x.element_size()
     most = min(_MANY_PROGRAMS // (tiles * width // rank_tile), _MOST_SUMMED // (block * rank_tile))
     chunk, splits = _split(x.shape[1], max(most, 1), block_k)
-    pdl = x.is_cuda and has_clusters()
+    pdl = early and x.is_cuda and has_clusters()
     assert x.stride(1) == result.stride(1) == 1 and result.shape == (tokens, stack.up.shape[1])
     found = torch.empty(splits, tokens, width, dtype=torch.float32, device=x.device)
     _shrink[(tiles, width // rank_tile, splits * ways)](
-        x, stack.down, slots, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
+        x, stack.down, places, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
         WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
     _expand[(tiles, stack.up.shape[1] // stack.tile, ways)](
-        found, factors, stack.up, stack.parts, slots, result,
+        found, factors, stack.up, stack.parts, places, result,
         tokens, splits, width, result.stride(0), stack.up.stride(0),
         WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile,
         SPLITS=triton.next_power_of_2(splits), PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
@@ -92,30 +98,31 @@ def _split(size: int, most: int, block_k: int) -> tuple[int, int]:
 
 @triton.jit
 def _mark(
-    slots, query_starts, row_slots, slot_params,
+    places, query_starts, row_slots, slot_params, places_of_slots,
     PARAM_WORDS: tl.constexpr, COLUMN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     start, end = tl.load(query_starts + row), tl.load(query_starts + row + 1)
     slot = tl.load(slot_params + tl.load(row_slots + row).to(tl.int64) * PARAM_WORDS + COLUMN)
+    place = tl.load(places_of_slots + slot - 1, mask=slot > 0, other=0)
     for first in range(start, end, BLOCK):
         token = first + tl.arange(0, BLOCK)
-        tl.store(slots + token, slot, mask=token < end)
+        tl.store(places + token, place, mask=token < end)
 
 
 @triton.jit
-def _find_slot(slot, nth, BLOCK: tl.constexpr):
-    """Return the nth of the different slots of a tile that are not 0, in the order of tokens; 0: there are fewer."""
+def _find_place(place, nth, BLOCK: tl.constexpr):
+    """Return the nth of the different places of a tile that are not 0, in the order of tokens; 0: there are fewer."""
     at = tl.arange(0, BLOCK)
-    repeats = (slot[:, None] == slot[None, :]) & (at[None, :] < at[:, None])
-    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (slot > 0)
+    repeats = (place[:, None] == place[None, :]) & (at[None, :] < at[:, None])
+    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (place > 0)
     rank = tl.cumsum(is_first.to(tl.int32), axis=0)
-    return tl.max(tl.where(is_first & (rank == nth + 1), slot, 0), axis=0)
+    return tl.max(tl.where(is_first & (rank == nth + 1), place, 0), axis=0)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _shrink(
-    x, down, slots, found, tokens, size, width, x_stride, down_stride, chunk,
+    x, down, places, found, tokens, size, width, x_stride, down_stride, chunk,
     WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write x A^T over a part of k for some rows of A, of the tile's tokens that have an adapter."""
@@ -124,10 +131,10 @@ def _shrink(
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * RANK_TILE + tl.arange(0, RANK_TILE)
     split, nth = tl.program_id(2) // WAYS, tl.program_id(2) % WAYS
-    slot = tl.load(slots + token, mask=token < tokens, other=0)
-    one = _find_slot(slot, nth, BLOCK)
+    place = tl.load(places + token, mask=token < tokens, other=0)
+    one = _find_place(place, nth, BLOCK)
     while one > 0:
-        rows = slot == one
+        rows = place == one
         matrix = down + (one - 1).to(tl.int64) * down_stride
         total = tl.zeros([BLOCK, RANK_TILE], tl.float32)
         for first in range(split * chunk, (split + 1) * chunk, BLOCK_K):
@@ -139,12 +146,12 @@ def _shrink(
         row = (split * tokens + token).to(tl.int64)
         tl.store(found + row[:, None] * width + column[None, :], total, mask=rows[:, None])
         nth += WAYS
-        one = _find_slot(slot, nth, BLOCK)
+        one = _find_place(place, nth, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens", "splits"])
 def _expand(
-    found, factors, up, parts, slots, result, tokens, splits, width, result_stride, up_stride,
+    found, factors, up, parts, places, result, tokens, splits, width, result_stride, up_stride,
     WAYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -154,11 +161,11 @@ def _expand(
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
     nth = tl.program_id(2)
-    slot = tl.load(slots + token, mask=token < tokens, other=0)
+    place = tl.load(places + token, mask=token < tokens, other=0)
     start = tl.load(parts + tl.program_id(1)) * RANK
-    one = _find_slot(slot, nth, BLOCK)
+    one = _find_place(place, nth, BLOCK)
     while one > 0:
-        rows = slot == one
+        rows = place == one
         matrix = up + (one - 1).to(tl.int64) * up_stride
         total = tl.zeros([BLOCK, TILE], tl.float32)
         for first in range(0, RANK, RANK_TILE):
@@ -176,4 +183,4 @@ def _expand(
         old = tl.load(target, mask=rows[:, None], other=0.0)
         tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
         nth += WAYS
-        one = _find_slot(slot, nth, BLOCK)
+        one = _find_place(place, nth, BLOCK)
