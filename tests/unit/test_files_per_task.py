@@ -96,6 +96,7 @@ BUILT = [
             "api/openai/lora_routes.py",
             "api/serving/adapters.py",
             "csrc/scheduler/adapter_paging.h",
+            "csrc/scheduler/adapter_use.h",
             "csrc/scheduler/adapters.h",
             "engine/adapters.py",
             "engine/gpu_adapters.py",

@@ -3,6 +3,7 @@
 // Everything is written by the scheduler but the model's results. state_arrays.h lays the arrays out.
 #pragma once
 
+#include "scheduler/adapter_use.h"
 #include "scheduler/step_buffers.h"
 
 namespace blink {
@@ -105,26 +106,6 @@ struct SlotParams {
   FIELD(uint32_t, content);    // AdapterUse::content; 0: no adapter
 };
 static_assert(sizeof(SlotParams) == 88, "a slot's parameters are 22 words");
-
-// An adapter of the host's memory, as sequences use it (adapters.h).
-struct AdapterUse {
-  FIELDS_OF(AdapterUse);
-  FIELD(uint64_t, kept_until_ns);  // until when a copy stays for those that wait for it; 0: it was used
-  FIELD(uint32_t, generation);     // that sequences may use; 0: none
-  FIELD(uint32_t, content);        // of equal contents the same
-  FIELD(uint32_t, num_users);      // sequences
-  FIELD(uint32_t, num_in_slots);   // of these, those with an adapter_slot
-  FIELD(uint32_t, slot);           // index + 1 of the model's copy, there or on its way; 0: there is none
-};
-
-// A copy that the scheduler orders while steps run: of an adapter to one of the model's slots.
-struct CopyOrder {
-  FIELDS_OF(CopyOrder);
-  FIELD(uint32_t, source);   // index of the adapter
-  FIELD(uint32_t, target);   // slot
-  FIELD(uint32_t, ordered);  // copies so far
-  FIELD(uint32_t, done);     // of these; writer: who copies, with release
-};
 
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {
