@@ -76,6 +76,7 @@ class Harness:
         self._step = step
         self.now = 1_000_000_000
         self.scheduler: Any = self.state.struct
+        self.copy_order = self.state.array("copy_order", struct_dtype("CopyOrder"))
         self.queue_pairs = self.state.array("qps", struct_dtype("QueuePairState"))
         self.flows = self.state.array("flows", struct_dtype("Flow"))
         self.sequences = self.state.array("sequences", SEQUENCE)
@@ -139,8 +140,8 @@ class Harness:
         pair.request_attach()
         return pair
 
-    def step(self, milliseconds: float = 1.0, *, finish: bool = True) -> StepResult:
-        """Run one pass. A launched step is over before the next pass, unless `finish` says otherwise."""
+    def step(self, milliseconds: float = 1.0, *, finish: bool = True, copy: bool = True) -> StepResult:
+        """Run one pass. What it launches is over before the next one, unless `finish` (of steps) or `copy` say not."""
         self.now += int(milliseconds * MILLISECOND)
         result = StepResult(self._step(self.state.address, self.now))
         if result != StepResult.BUSY:
@@ -158,6 +159,8 @@ class Harness:
                 self.compute()  # of a step in segments not before the last: whoever relies on more is found out
         if finish and self.in_flight:
             self.finish()
+        if copy:
+            self.copy_order["done"] = self.copy_order["ordered"]
         return result
 
     def finish(self, failed: int = 0) -> None:

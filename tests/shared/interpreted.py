@@ -13,6 +13,7 @@ TESTS = tuple(
         "gguf_matmul",
         "latent_gpu",
         "layer_inputs",
+        "lora_update",
         "mamba_gpu",
         "moe",
         "quantized",

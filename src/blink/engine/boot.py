@@ -80,12 +80,16 @@ def refuse_ranks(config: EngineConfig) -> None:
 
 
 def _check_adapters(config: EngineConfig) -> None:
-    """Refuse adapters where they are not built."""
+    """Refuse what adapters do not go with.
+
+    Raises:
+        ConfigError: adapters are to be served with that.
+    """
     if not config.lora.enable_lora:
         return
-    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
-        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:
         raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
+    if config.deterministic:
+        raise ConfigError("--deterministic does not go with --enable-lora: leave one of the two out")

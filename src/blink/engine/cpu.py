@@ -12,9 +12,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blink.adapters.memory import AdapterMemory
-from blink.adapters.protocol import SOCKET as ADAPTERS
-from blink.adapters.server import answer_adapters
 from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
@@ -32,6 +29,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import ModelSource, open_model
+from blink.plan.site import Bucket
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
@@ -64,15 +62,15 @@ class CpuEngine(Engine):
             super().__init__(config, torch.device("cpu"))
             self._fill_costs()
             self._control = ModelControl(self._region, self, self._config.model)
-            self._sockets = self._open_sockets()
+            self._open_control()
         except BaseException:
             self._end_followers()
             raise
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
-        if config.deterministic and (size > 1 or config.lora.enable_lora):
-            raise ConfigError("--deterministic works with one rank and without adapters")
+        if config.deterministic and size > 1:
+            raise ConfigError("--deterministic works with one rank")
         if size == 1:
             runner = super()._load(config, device, dtype)
             if config.deterministic:
@@ -95,40 +93,37 @@ class CpuEngine(Engine):
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         return RankMemory(self._batch, self._segmented_batch, cache, residual)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        run = functools.partial(super()._run_step, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        run = functools.partial(super()._run_step, size, scoring=scoring)
         if self._followers is None:
             run()
         else:
-            self._followers.run(StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows, decoding, scoring), run)
+            self._followers.run(StepPlanWords(PlanKind.WHOLE, size.tokens, size.rows, size.decoding, scoring), run)
 
     def _run_segment(
-        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+        self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
     ) -> Stream | None:
         run = functools.partial(super()._run_segment, size, segment, num_segments, before)
         if self._followers is None:
             return run()
         layers = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
-        return self._followers.run(StepPlanWords(PlanKind.SEGMENT, *size, False, *layers), run)
+        return self._followers.run(
+            StepPlanWords(PlanKind.SEGMENT, size.tokens, size.rows, size.decoding, False, *layers), run
+        )
 
     def _end_followers(self) -> None:
         if self._followers is not None:
             self._followers.end()
 
-    def _open_sockets(self) -> list[EngineSocket]:
-        """Return what answers frontends. Adapters, and parts of a model on ranks, do not follow other weights yet."""
-        region = self._config.region
+    def _open_control(self) -> None:
+        """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
+        if self._followers is not None or self._sockets:
+            return
         try:
-            if self._config.lora.enable_lora:
-                memory = AdapterMemory(self._region, self._model, self._config.lora)
-                self._runner.adapters = memory.updates
-                return [EngineSocket(region, ADAPTERS, functools.partial(answer_adapters, memory))]
-            if self._followers is None:
-                return [EngineSocket(region, MODEL, self._control.answer)]
+            self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))
         except BaseException:
             self._region.remove()
             raise
-        return []
 
     def open_weights(self, config: ModelConfig) -> ModelSource:
         """Open weights of the same model.
@@ -188,13 +183,11 @@ class CpuEngine(Engine):
     def _time_step(self, graph: int) -> float:
         del graph  # an eager step is as long as its batch
         start = time.perf_counter()
-        self._run_step(*self._size_of(self._batch))
+        self._run_step(self._size_of(self._batch))
         return time.perf_counter() - start
 
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
-        for one in self._sockets:
-            one.start()
 
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _HELD_WAIT_MS if self._control.is_holding else _WAIT_MS)
@@ -204,8 +197,6 @@ class CpuEngine(Engine):
         return kind != _ENDED
 
     def _end(self) -> None:
-        for one in self._sockets:
-            one.close()
         lib.blink_loop_stop(self._loop)
         self._end_followers()
 
@@ -214,11 +205,10 @@ class CpuEngine(Engine):
         try:
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
-                self._run_step(*self._size_of(self._batch), scoring=is_scoring)
+                self._run_step(self._size_of(self._batch), scoring=is_scoring)
             else:
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
-                size = (*self._size_of(self._segmented_batch), False)
-                self._run_segment(size, segment, self._num_segments[graph])
+                self._run_segment(self._size_of(self._segmented_batch), segment, self._num_segments[graph])
         except RankLostError as error:
             logger.error("%s; the engine stops", error)
             return CONSTANTS["first_lost_rank"] + error.rank
@@ -228,6 +218,6 @@ class CpuEngine(Engine):
         return 0
 
     @staticmethod
-    def _size_of(batch: Batch) -> tuple[int, int]:
-        """Return the step's tokens and rows; there is no padding on a CPU."""
-        return int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS])
+    def _size_of(batch: Batch) -> Bucket:
+        """Return the step's size; there is no padding on a CPU."""
+        return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)

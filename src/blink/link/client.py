@@ -20,7 +20,8 @@ from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_ADAPTER, NO_HASH_ROOT, AdapterId, QueuePair, Submission
-from blink.region.layout import ADAPTER_WORDS, COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task, field_offset
+from blink.region.adapter_words import adapter_word_offset
+from blink.region.layout import COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
@@ -156,8 +157,7 @@ class EngineClient:
         """Load a word of an adapter; 0 where there is none."""
         if self._link is None or not self.ready or self.info is None or not 0 <= adapter.index < self.info.num_adapters:
             return 0
-        offset = int(self._link.header["adapters_offset"]) + adapter.index * ADAPTER_WORDS.itemsize
-        return self._link.load_word(offset + field_offset(ADAPTER_WORDS, name))
+        return self._link.load_word(adapter_word_offset(self._link.header, adapter.index, name))
 
     def reset_prefix_cache(self) -> None:
         """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.

@@ -40,6 +40,7 @@ MAX_PACKED_ROWS_WITH_EXPERTS = 64  # not measured above
 MAX_STREAMED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_STREAMED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_STREAMED_FP8_ROWS = 1  # with a scale for each row
+TAKES_ADAPTERS = False  # whether steps of few rows do; until tests/gpu/test_lora_steps.py has run on a GPU
 
 
 class GpuDevice:
@@ -169,6 +170,8 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
+    if bucket.adapters:
+        raise Refused("adapters: their kernels read a norm that another has written")
     _refuse_options(model, "shared_size")
     if _is_recurrent(model):
         _refuse_recurrent(model)
@@ -238,6 +241,8 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
         raise Refused(f"more than {gemm.MAX_ROWS} rows")
     if not bucket.decoding:
         _refuse_prompts(model, rows)
+    if bucket.adapters:
+        _refuse_adapters(model)
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
@@ -250,6 +255,13 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
     else:
         head = choose_matmul(GpuDevice(), model.head, bucket.rows)
     return StepPlan(NormStyle.WRITER, layers, head, padded)
+
+
+def _refuse_adapters(model: ModelSites) -> None:
+    if not TAKES_ADAPTERS:
+        raise Refused("adapters: not tested on a GPU yet")
+    if model.spec.mixture is not None or any(matrix.is_packed for matrix in _list_matrices(model)):
+        raise Refused("adapters with experts or packed matrices")
 
 
 def _refuse_prompts(model: ModelSites, tokens: int) -> None:
@@ -271,7 +283,7 @@ def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, pa
         gate_up, down = layer.dense
         return LayerPlan(
             **shared,
-            gate_up=_choose_gemm(gate_up, Output.GATE, rows, padded),
+            gate_up=_choose_gemm(gate_up, Output.STORE if bucket.adapters else Output.GATE, rows, padded),
             down=_choose_gemm(down, Output.ADD, rows, padded),
         )
     assert layer.router is not None and layer.experts is not None

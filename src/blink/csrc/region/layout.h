@@ -82,6 +82,7 @@ struct Geometry {
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
+  FIELD(uint32_t, num_plain_graphs);   // those behind them are the same once more, for steps with adapters
   FIELD(uint32_t, num_automata);       // that the engine holds at once
   FIELD(uint32_t, num_adapters);       // that the host's memory holds at once; 0: none are served
   FIELD(uint32_t, num_adapter_slots);  // adapters that the model holds at once: those of one step

@@ -14,7 +14,7 @@ namespace blink {
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct StepTotals {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows;
+  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows, adapter_rows;
 };
 BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
   return {a.tokens + b.tokens,
@@ -24,7 +24,8 @@ BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
           a.decode_rows + b.decode_rows,
           a.prefill_rows + b.prefill_rows,
           a.best_effort_rows + b.best_effort_rows,
-          a.logprob_rows + b.logprob_rows};
+          a.logprob_rows + b.logprob_rows,
+          a.adapter_rows + b.adapter_rows};
 }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
@@ -47,6 +48,7 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
     t.logprob_rows += has_prompt_logprobs(q);
+    t.adapter_rows += q.adapter_slot > 0;
   }
   return env.sum(t);
 }
@@ -241,11 +243,15 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
   return true;
 }
 
-BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
+// Whether a waiting sequence could run, if what it reads of the model's memory were there.
+BLINK_RARE_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return s.pause_mode != PauseMode::kWait && q.skipped_pass != s.pass && can_start(s, q) &&
-         (q.slot != kNone || s.qps[q.queue_pair].may_take) && class_runs(s, q, now) && has_automaton_room(s, q) &&
-         has_adapter_room(s, q);
+         (q.slot != kNone || s.qps[q.queue_pair].may_take) && class_runs(s, q, now) && has_automaton_room(s, q);
+}
+
+BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
+  return has_turn(s, q, now) && !lacks_adapter(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.

@@ -24,11 +24,23 @@ BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_to
 // What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
-BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return graph >= g.first_scoring_graph; }
+// The graph of the same kind and size for steps without adapters.
+BLINK_FN uint32_t plain_graph(const Geometry& g, uint32_t graph) {
+  return graph < g.num_plain_graphs ? graph : graph - g.num_plain_graphs;
+}
 
-// Index of the smallest graph of a kind for so many tokens.
+// The graph of the same kind and size for steps with adapters; the same where an engine captures none, and looks at
+// each step's rows instead.
+BLINK_FN uint32_t adapter_graph(const Geometry& g, uint32_t graph) {
+  return g.num_plain_graphs < g.num_graphs ? graph + g.num_plain_graphs : graph;
+}
+
+BLINK_FN bool is_decode_graph(const Geometry& g, uint32_t graph) { return plain_graph(g, graph) < g.num_decode_graphs; }
+BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return plain_graph(g, graph) >= g.first_scoring_graph; }
+
+// Index of the smallest graph of a kind for so many tokens, without adapters.
 BLINK_RARE_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, GraphKind kind) {
-  const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_graphs};
+  const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_plain_graphs};
   uint32_t graph = ends[uint32_t(kind)];
   while (graph + 1 < ends[uint32_t(kind) + 1] && g.graphs[graph].tokens < tokens) graph++;
   return graph;
@@ -70,7 +82,7 @@ BLINK_FN uint64_t preemption_cost(uint64_t cost_ns, uint32_t rows) {
 
 // Whether a prompt waits only for the end of a decode step, which it could have preempted.
 BLINK_FN bool is_held_up(const State& s) {
-  return s.account.graph < s.geometry.num_decode_graphs && s.num_waiting > 0 && s.num_running < s.geometry.max_num_seqs;
+  return is_decode_graph(s.geometry, s.account.graph) && s.num_waiting > 0 && s.num_running < s.geometry.max_num_seqs;
 }
 
 // Prompts earn their share of the time.

@@ -312,6 +312,8 @@ class IntegrityCheck {
       if (use.generation != q.sqe.adapter_generation) return "an adapter in use was taken back";
       if ((q.slot != kNone) != (q.adapter_slot > 0)) return "a sequence with a slot lacks its adapter";
       if (q.adapter_slot > 0 && q.adapter_slot != use.slot) return "a sequence's adapter is in another slot";
+      if (q.adapter_slot > 0 && q.sqe.adapter == s_.copied_adapter)
+        return "a sequence runs before its adapter is there";
       users[q.sqe.adapter - 1]++;
       in_slots[q.sqe.adapter - 1] += q.adapter_slot > 0;
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) fetch_add(word, n) raise(word, n), and
-// collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
+// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) copy(order) fetch_add(word, n)
+// raise(word, n). Its collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x),
+// least(x), most(x).
 #pragma once
 
 #include "scheduler/fast_path.h"
@@ -38,7 +39,7 @@ BLINK_FN void count_step(State& s, const BatchHeader& b) {
   s.statistics.num_steps++;
   s.statistics.computed_tokens += b.num_tokens;
   s.statistics.padded_tokens += s.geometry.graphs[b.graph].tokens - b.num_tokens;
-  (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
+  (is_decode_graph(s.geometry, b.graph) ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
 // Note that the last launch has ended. Runs on: one lane.
@@ -216,7 +217,10 @@ BLINK_FN StepResult step(Env& env, State& s) {
   // segment may be too short for that, and at its end who has come decides.
   if (!was_in_flight || !is_over || glance.is_segment) poll(env, s, glance.now);
   if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
-  if (!is_over) return StepResult::kBusy;
+  if (!is_over) {
+    page_adapters(env, s, glance.now);
+    return s.failed ? StepResult::kFailed : StepResult::kBusy;
+  }
   if (env.lane() == 0) s.retired_ns = glance.now;
   if (glance.outcome == Outcome::kFailed) {
     env.sync();

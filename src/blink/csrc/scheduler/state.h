@@ -3,6 +3,7 @@
 // Everything is written by the scheduler but the model's results. state_arrays.h lays the arrays out.
 #pragma once
 
+#include "scheduler/adapter_use.h"
 #include "scheduler/step_buffers.h"
 
 namespace blink {
@@ -105,16 +106,6 @@ struct SlotParams {
   FIELD(uint32_t, content);    // AdapterUse::content; 0: no adapter
 };
 static_assert(sizeof(SlotParams) == 88, "a slot's parameters are 22 words");
-
-// An adapter of the host's memory, as sequences use it (adapters.h).
-struct AdapterUse {
-  FIELDS_OF(AdapterUse);
-  FIELD(uint32_t, generation);    // that sequences may use; 0: none
-  FIELD(uint32_t, content);       // of equal contents the same
-  FIELD(uint32_t, num_users);     // sequences
-  FIELD(uint32_t, num_in_slots);  // of these, those with an adapter_slot
-  FIELD(uint32_t, slot);          // index + 1 of the model's copy; 0: there is none
-};
 
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {
@@ -272,6 +263,7 @@ struct State {
               g.num_adapter_slots);  // index + 1 of the adapter of which each is a copy; 0: none
 
   // the scheduler's own
+  STATE_ARRAY(CopyOrder, copy_order, 1);  // the last one
   STATE_ARRAY(AdapterUse, adapters, g.num_adapters);
   STATE_ARRAY(uint32_t, adapter_stamps, g.num_adapter_slots);  // when each was last taken
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
@@ -347,6 +339,7 @@ struct State {
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
   FIELD(uint32_t, adapter_stamp);
+  FIELD(uint32_t, copied_adapter);  // index + 1 of the one whose copy is in flight, as far as it is known; 0: none is
   FIELD(uint32_t, automaton_bytes_copied);  // while this step is composed
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences
