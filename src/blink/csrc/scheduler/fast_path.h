@@ -35,7 +35,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
     // What compose() decides on: whether what the next row leaves is kept, and drafts of which there is a source.
-    const bool drafts = may_draft(s, q, q.num_generated + 1);
+    const bool drafts = may_draft(s, q, DraftOrigin::kText, q.num_generated + 1);
     const bool is_open = is_border(s, q, position + 1) || (drafts && q.drafting.source > 0);
     env.scan(row < rows && (!samples || is_last || is_open), num_stuck);
     taken += num_grown;
@@ -46,6 +46,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
     next.looks_up = drafts;
+    next.guesses = may_draft(s, q, DraftOrigin::kGrammar, q.num_generated + 1);
     if (speculates(s)) index_text(env, s, s.sequences[before.sequence], position);
     next.block = grows && rank < s.num_free_blocks ? s.free_blocks[s.num_free_blocks - 1 - rank] : kNone;
     if (has_windows(s)) next.window_block = next_window_block(s, next, rank);
@@ -65,9 +66,11 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
 }
 
 // Whether a draft follows a row's text with the token that was sampled, which is written behind it.
-BLINK_FN bool has_source(const State& s, uint32_t row, const NextRow& next) {
+BLINK_FN bool has_draft(const State& s, uint32_t row, const NextRow& next) {
+  const Sequence& q = s.sequences[s.whole.rows[row].sequence];
   s.tokens[next.token_place] = next.token;
-  return look_up(s, s.sequences[s.whole.rows[row].sequence], uint32_t(next.position) + 1) != kNone;
+  const bool is_copied = next.looks_up && look_up(s, q, uint32_t(next.position) + 1) != kNone;
+  return is_copied || (next.guesses && has_guess(s, q, q.num_generated + 1, next.token));
 }
 
 // Whether the row's sampled token lets it go on; keeps what was sampled.
@@ -80,7 +83,7 @@ BLINK_FN bool decode_continues(State& s, uint32_t row) {
   for (uint32_t i = kPreparedStopTokens; i < next.num_stops; i++) ends |= s.stop_tokens[next.stops_at + i] == token;
   next.token = token;
   next.logprob = logprob;
-  return !ends && !(next.looks_up && has_source(s, row, next));
+  return !ends && !((next.looks_up | next.guesses) && has_draft(s, row, next));
 }
 
 // Whether the queue pair's sequences may run, and its completions of two steps have room.

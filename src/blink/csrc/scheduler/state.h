@@ -20,18 +20,29 @@ struct Registration {
 };
 BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
 
+// What a draft is made of: tokens that stand elsewhere in the request's texts, or those that its automaton leaves.
+enum class DraftOrigin : uint32_t { kText, kGrammar };
+constexpr uint32_t kDraftOrigins = 2;
+
+// What became of a sequence's drafts of one origin.
+struct DraftRecord {
+  FIELDS_OF(DraftRecord);
+  FIELD(uint32_t, chance);       // that a draft token is accepted, of kSureChance
+  FIELD(uint32_t, num_misses);   // drafts in a row that were of no use
+  FIELD(uint32_t, rests_until);  // number of generated tokens before which none are made
+  FIELD(uint32_t, next_rest);    // how many tokens the next rest takes
+};
+
 // What a sequence's drafts come from, and what became of those before (drafts.h).
 struct Drafting {
   FIELDS_OF(Drafting);
   FIELD(uint32_t, num_indexed);    // leading tokens of the text whose n-grams are in the slot's table
   FIELD(uint32_t, source);         // place + 1 of what the next token should equal; 0: to be looked up
   FIELD(uint32_t, num_found);      // tokens of a draft that could be had for the step that is being composed
-  FIELD(uint32_t, chance);         // that a draft token is accepted, of kSureChance
-  FIELD(uint32_t, num_misses);     // drafts in a row that were of no use
-  FIELD(uint32_t, rests_until);    // number of generated tokens before which none are made
-  FIELD(uint32_t, next_rest);      // how many tokens the next rest takes
+  FIELD(DraftOrigin, origin);      // of the draft that was found
   FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
   FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
+  FIELD_ARRAY(DraftRecord, records, kDraftOrigins);
 };
 
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
@@ -128,6 +139,13 @@ struct AutomatonEntry {
   FIELD_ARRAY(uint8_t, hash, kAutomatonHashBytes);
 };
 
+// A token, by the hash of its bytes (token_index.h).
+struct TokenEntry {
+  FIELDS_OF(TokenEntry);
+  FIELD(uint32_t, hash);
+  FIELD(uint32_t, token);  // + 1; 0: the entry is empty
+};
+
 struct Hash {
   uint64_t low, high;
 };
@@ -187,7 +205,8 @@ struct NextRow {
   FIELD(uint32_t, window_block);                     // that holds its token
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint16_t, num_stops);                        // that may end it already
-  FIELD(uint16_t, looks_up);                         // whether compose() may draft, if the token ends a known n-gram
+  FIELD(uint8_t, looks_up);                          // whether compose() may draft, if the token ends a known n-gram
+  FIELD(uint8_t, guesses);                           // likewise, if the row's automaton leaves no choice behind it
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
   FIELD(int32_t, token);
   FIELD(float, logprob);
@@ -267,6 +286,7 @@ struct State {
   STATE_ARRAY(uint32_t, token_bitmasks, uint64_t(g.num_slots) * lists_of_slot(g) * list_words(g.vocab_size));
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
+  STATE_ARRAY(TokenEntry, token_index, g.token_entries);  // likewise
 
   STATE_ARRAY(int32_t, adapter_places,
               g.num_adapter_slots);  // index + 1 of the adapter of which each is a copy; 0: none
