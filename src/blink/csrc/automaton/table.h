@@ -242,7 +242,8 @@ class Table {
     for (uint32_t interval = 0; interval < machine_.num_intervals; interval++) {
       if (rows_[state][interval] == kDeadEntry) continue;
       const uint32_t byte = machine_.lows[interval], width = width_of(interval);
-      const bool is_blank = byte == ' ' && width == 1, is_space = is_blank || (byte >= '\t' && byte + width <= '\r' + 1);
+      const bool is_blank = byte == ' ' && width == 1,
+                 is_space = is_blank || (byte >= '\t' && byte + width <= '\r' + 1);
       if (is_blank && arrivals_[state] == kSeparated) return ' ';
       num_texts += is_space ? 0 : width;
       if (!is_space) text = byte;
@@ -384,7 +385,7 @@ class Table {
   std::vector<uint32_t> places_;              // by state: its number in the automaton
   std::vector<uint32_t> counts_;              // by state: the texts from there to an end, if they are few
   enum Arrival : uint8_t { kOtherwise, kSeparated, kUnreached };  // the second: by a colon or a comma alone
-  std::vector<Arrival> arrivals_;  // by state
+  std::vector<Arrival> arrivals_;                                 // by state
   bool has_items_ = false;
   uint32_t num_of_width_[kWidths];  // states
   Budget& budget_;

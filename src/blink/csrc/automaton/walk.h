@@ -29,8 +29,8 @@ struct Pushes {
 constexpr uint32_t kItemSeed = 2166136261u, kItemPrime = 16777619u, kItemEnd = 0x100;  // FNV-1a, and a symbol more
 BLINK_FN uint32_t hash_on(uint32_t hash, uint32_t symbol) { return (hash ^ symbol) * kItemPrime; }
 
-// What a walk does for items that have to differ: there are none, take them as if they need not, find whether they do, or
-// also keep what the next one needs.
+// What a walk does for items that have to differ: there are none, take them as if they need not, find whether they do,
+// or also keep what the next one needs.
 enum class Items { kNone, kIgnore, kCompare, kKeep };
 BLINK_FN constexpr bool heeds(Items items) { return items == Items::kCompare || items == Items::kKeep; }
 

@@ -45,7 +45,7 @@ constexpr uint32_t kMaxUniqueItems = 64;  // that one array can have
 constexpr uint32_t kMaxTokenItems = 8;    // of them by one token
 constexpr uint32_t kTrail = 16;           // of so many last bytes of an item it is kept where they began
 constexpr uint32_t kNoGuess = 0, kReturnGuess = 1;  // of a state's next byte; the latter: it returns
-constexpr uint32_t kSpecialTokenByte = 0xff;  // is never part of a text: begins the text of a special token
+constexpr uint32_t kSpecialTokenByte = 0xff;        // is never part of a text: begins the text of a special token
 
 struct AutomatonHeader {
   FIELDS_OF(AutomatonHeader);

@@ -118,6 +118,7 @@ struct Header {
   FIELD(uint64_t, queue_pair_bytes);
   FIELD_ARRAY(uint8_t, hash_key, 16);
   FIELD_ARRAY(char, model, 256);
+  FIELD_ARRAY(char, fingerprint, 32);  // of what decides the bits of an answer; empty: other requests do, too
   FIELD(Geometry, geometry);
 };
 

@@ -36,34 +36,34 @@ BLINK_FN uint32_t draft_limit(const State& s, const Sequence& q) {
   return least(s.geometry.spec_tokens, least(answer, text) - 1);
 }
 
-// Copy a draft from where the text's end stood before, as far as there is such a place.
+// Copy a draft from where the text's end stood before, as far as there is such a place. A guess that is there stays
+// where the copy is shorter or another.
 template <class Env>
 BLINK_FN void copy_draft(Env& env, const State& s, Sequence& q) {
   Drafting& d = q.drafting;
   index_text(env, s, q, q.num_tokens - 1);
   if (d.source == 0) d.source = look_up(s, q, q.num_tokens) + 1;  // 0 of kNone
   if (d.source == 0) return;
-  const uint32_t limit = draft_limit(s, q);
-  for (uint32_t place = d.source - 1; d.num_found < limit; place++, d.num_found++) {
-    if (!has_token(s, q, place, q.num_tokens + d.num_found)) break;
-    tokens_of(s, q.slot)[q.num_tokens + d.num_found] = token_at(s, q, place);
+  const uint32_t limit = draft_limit(s, q), num_guessed = d.num_found;
+  int32_t* draft = tokens_of(s, q.slot) + q.num_tokens;
+  uint32_t count = 0;
+  for (uint32_t place = d.source - 1; count < limit && has_token(s, q, place, q.num_tokens + count); place++, count++) {
+    const int32_t token = token_at(s, q, place);
+    if (count < num_guessed && token != draft[count]) return;
+    draft[count] = token;
   }
+  if (count < num_guessed) return;
+  d.num_found = count;
   d.is_prediction = d.source > s.geometry.max_model_len;
   d.origin = DraftOrigin::kText;
 }
 
-// Draft what the automaton leaves no choice of, unless the copy has that and more.
-BLINK_RARE_FN void guess_draft(const State& s, Sequence& q) {
-  int32_t guessed[kMaxDrafts];
-  const uint32_t count = guess_tokens(s, q, draft_limit(s, q), guessed);
-  int32_t* draft = tokens_of(s, q.slot) + q.num_tokens;
-  bool is_copied = count <= q.drafting.num_found;
-  for (uint32_t i = 0; is_copied && i < count; i++) is_copied = draft[i] == guessed[i];
-  if (is_copied) return;
-  for (uint32_t i = 0; i < count; i++) draft[i] = guessed[i];
-  q.drafting.num_found = count;
-  q.drafting.is_prediction = 0;
-  q.drafting.origin = DraftOrigin::kGrammar;
+// Take the guess that guess_drafts() has written behind the sequence's text, if it has.
+BLINK_FN void take_guess(Sequence& q) {
+  Drafting& d = q.drafting;
+  d.num_found = d.guessed_at == q.num_tokens ? d.num_guessed : 0;
+  d.is_prediction = 0;
+  d.origin = DraftOrigin::kGrammar;
 }
 
 // Write a draft behind the sequence's text, where nothing is read before it is accepted. Runs on: one lane for each
@@ -73,8 +73,22 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
   q.drafting.num_found = 0;
   const bool is_plain = q.row.kind == RowKind::kDecode && q.row.num_samples == 1;
   if (!is_plain || q.paused_tokens > 0) return;
+  take_guess(q);
   if (may_draft(s, q, DraftOrigin::kText, q.num_generated)) copy_draft(env, s, q);
-  if (may_draft(s, q, DraftOrigin::kGrammar, q.num_generated)) guess_draft(s, q);
+}
+
+// Write what their automata leave no choice of behind the texts of running sequences, before a step is composed. It is
+// not a part of that: a kernel needs the registers of all functions that are open at once.
+template <class Env>
+BLINK_RARE_FN void guess_drafts(Env& env, State& s) {
+  if (s.geometry.token_entries == 0) return;
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    Sequence& q = s.sequences[s.running[i]];
+    if (!is_decoding(q) || q.num_generated == 0 || !may_draft(s, q, DraftOrigin::kGrammar, q.num_generated)) continue;
+    q.drafting.num_guessed = guess_tokens(s, q, draft_limit(s, q), tokens_of(s, q.slot) + q.num_tokens);
+    q.drafting.guessed_at = q.num_tokens;
+  }
+  env.sync();
 }
 
 // What drafts of at most so many tokens add to a step.

@@ -21,11 +21,10 @@ struct FoundToken {
   int32_t token;
   uint32_t length;  // 0: there is none
 };
-BLINK_FN FoundToken find_token(const State& s, const uint8_t* text, uint32_t length) {
+BLINK_RARE_FN FoundToken find_token(const State& s, const uint8_t* text, uint32_t length) {
   FoundToken found{0, 0};
   uint32_t hash = kItemSeed;
-  const uint32_t longest = least(length, kMostTokenBytes);
-  for (uint32_t i = 0; i < longest; i++) {
+  for (uint32_t i = 0; i < length; i++) {
     hash = hash_on(hash, text[i]);
     for (uint32_t probe = 0; probe < kTokenProbes; probe++) {
       const TokenEntry entry = s.token_index[token_entry(s.geometry.token_entries, hash, probe)];
@@ -35,7 +34,8 @@ BLINK_FN FoundToken find_token(const State& s, const uint8_t* text, uint32_t len
   return found;
 }
 
-// Fill an empty table, of a power of two or no entries. Of equal texts the last token counts: tokens of single bytes come before those of texts.
+// Fill an empty table, of a power of two or no entries. Of equal texts the last token counts: tokens of single bytes
+// come before those of texts.
 BLINK_FN void index_tokens(const uint32_t* starts, const uint8_t* text, uint32_t vocab_size, uint32_t entries,
                            TokenEntry* index) {
   for (uint32_t token = 0; token < vocab_size && entries > 0; token++) {
