@@ -86,7 +86,7 @@ class Writer(Harness):
         lib.blink_list_allowed(row.ctypes.data)
 
 
-def open_writer(drafts: int, **overrides: int) -> Writer:
+def open_writer(drafts: int) -> Writer:
     config = {"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_min": 9} if drafts else {}
     text = b"".join(TOKENS).ljust(512, b"\0")
     h = Writer(
@@ -96,7 +96,6 @@ def open_writer(drafts: int, **overrides: int) -> Writer:
         num_blocks=64,
         vocab_bytes=len(text),
         token_entries=power_of_two(4 * VOCAB) if drafts else 0,
-        **overrides,
     )
     starts = np.fromiter(accumulate(map(len, TOKENS), initial=0), np.uint32)
     write_vocabulary(Vocabulary(starts, np.frombuffer(text, np.uint8)), h.state.tensor)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tiny_model import write_tiny_model
 CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
 
 
-def fingerprint(path: Path, block_size: int = 16, **options: str) -> str:
+def fingerprint(path: Path, block_size: int = 16, **options: Any) -> str:
     return find_fingerprint(ModelConfig(model=str(path), **options), block_size)
 
 

@@ -10,8 +10,8 @@
 // again in the called state, with the state to come back to on the stack. A final state without an entry for a byte
 // returns: the byte is read again in the state on top of the stack.
 //
-// A state has a guess of the byte that comes next, where little else may: drafts are made of it, and nothing else reads
-// it. Mapped rows have none.
+// A state has a guess of the byte that comes next, where little else may: the scheduler proposes tokens by it, and
+// nothing else reads it. Mapped rows have none.
 //
 // Items that have to differ, as those of a JSON array, are texts of marked calls. A walk through one hashes its bytes,
 // and keeps the hash where one text alone can complete it, or where it returns: there no other item may come to. Where

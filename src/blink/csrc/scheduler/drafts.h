@@ -19,10 +19,10 @@ constexpr uint32_t kMostMisses = 4;     // in a row, before a sequence rests
 constexpr uint32_t kLongestRest = 256;  // tokens; a rest is twice as long as the one before, while nothing is accepted
 constexpr uint32_t kWorthwhile = 32;    // part of the tokens for the time by which a longer draft has to win
 
-BLINK_FN const DraftRecord& record_of(const Sequence& q, DraftOrigin origin) {
+BLINK_FN const OriginRecord& record_of(const Sequence& q, DraftOrigin origin) {
   return q.drafting.records[uint32_t(origin)];
 }
-BLINK_FN DraftRecord& record_of(Sequence& q) { return q.drafting.records[uint32_t(q.drafting.origin)]; }
+BLINK_FN OriginRecord& record_of(Sequence& q) { return q.drafting.records[uint32_t(q.drafting.origin)]; }
 
 // Whether drafts of an origin are made for a sequence once it has so many generated tokens.
 BLINK_FN bool may_draft(const State& s, const Sequence& q, DraftOrigin origin, uint32_t num_generated) {
@@ -164,7 +164,7 @@ BLINK_FN void rest(Sequence& q, uint32_t num_tokens) {
 
 // Note that a draft was of no use. Some in a row, and the sequence rests.
 BLINK_FN void note_miss(Sequence& q) {
-  DraftRecord& record = record_of(q);
+  OriginRecord& record = record_of(q);
   if (++record.num_misses < kMostMisses) return;
   record.num_misses = kMostMisses - 1;
   rest(q, record.next_rest);
@@ -222,7 +222,7 @@ BLINK_FN void follow_source(const State& s, Sequence& q, int32_t token) {
 // Learn from a draft of which so many tokens were accepted.
 template <class Env>
 BLINK_FN void note_draft(Env& env, State& s, Sequence& q, uint32_t drafts, uint32_t accepted) {
-  DraftRecord& record = record_of(q);
+  OriginRecord& record = record_of(q);
   const uint32_t chance = kSureChance * accepted / least(accepted + 1, drafts);
   record.chance = (record.chance * (kChanceSpan - 1) + chance) / kChanceSpan;
   q.drafting.num_uncharged += accepted;

@@ -21,8 +21,8 @@ enum class DraftOrigin : uint32_t { kText, kGrammar };
 constexpr uint32_t kDraftOrigins = 2;
 
 // What became of a sequence's drafts of one origin.
-struct DraftRecord {
-  FIELDS_OF(DraftRecord);
+struct OriginRecord {
+  FIELDS_OF(OriginRecord);
   FIELD(uint32_t, chance);       // that a draft token is accepted, of kSureChance
   FIELD(uint32_t, num_misses);   // drafts in a row that were of no use
   FIELD(uint32_t, rests_until);  // number of generated tokens before which none are made
@@ -40,7 +40,7 @@ struct Drafting {
   FIELD(DraftOrigin, origin);      // of the draft that was found
   FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
   FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
-  FIELD_ARRAY(DraftRecord, records, kDraftOrigins);
+  FIELD_ARRAY(OriginRecord, records, kDraftOrigins);
 };
 
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
