@@ -58,7 +58,7 @@ BLINK_FN void copy_draft(Env& env, const State& s, Sequence& q) {
   d.origin = DraftOrigin::kText;
 }
 
-// Take the guess that guess_drafts() has written behind the sequence's text, if it has.
+// Take the guess that guess_next_tokens() has written behind the sequence's text, if it has.
 BLINK_FN void take_guess(Sequence& q) {
   Drafting& d = q.drafting;
   d.num_found = d.guessed_at == q.num_tokens ? d.num_guessed : 0;
@@ -80,7 +80,7 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
 // Write what their automata leave no choice of behind the texts of running sequences, before a step is composed. It is
 // not a part of that: a kernel needs the registers of all functions that are open at once.
 template <class Env>
-BLINK_RARE_FN void guess_drafts(Env& env, State& s) {
+BLINK_RARE_FN void guess_next_tokens(Env& env, State& s) {
   if (s.geometry.token_entries == 0) return;
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
