@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
+from blink.engine.cpu import CpuEngine
 from blink.engine.determinism import find_fingerprint, is_deterministic, refuse_on_gpu
 from blink.errors import ConfigError
 from blink.text.assets import load_assets
@@ -51,6 +52,31 @@ def test_vllm_s_variable_is_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_deterministic(EngineConfig())
     with pytest.raises(ConfigError, match="CPU engine"):
         refuse_on_gpu(EngineConfig())
+
+
+def test_other_weights_keep_the_guarantee_and_tell_their_own_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blink.engine.cpu.check_deterministic", lambda _: None)  # weights of a GGUF file are large
+    first, other = (
+        ModelConfig(model=str(write_tiny_model(tmp_path / name)), load_format="dummy", max_model_len=128)
+        for name in "ab"
+    )
+    note = tmp_path / "b" / "generation_config.json"
+    note.write_text("{}")
+    sizes: dict[str, Any] = {"num_gpu_blocks_override": 64, "max_num_seqs": 2}
+    engine = CpuEngine(
+        EngineConfig(model=first, region=f"bits-{os.getpid()}", device="cpu", deterministic=True, **sizes)
+    )
+    region = vars(engine)["_region"]
+    try:
+        assert bytes(region.header["fingerprint"]).decode() == find_fingerprint(first, 16)
+        engine.load_weights(engine.open_weights(other))
+        assert vars(engine)["_runner"].by_token
+        told = bytes(region.header["fingerprint"]).decode()
+        assert told == find_fingerprint(other, 16) != find_fingerprint(first, 16)
+    finally:
+        region.remove()
 
 
 @pytest.mark.parametrize("told", ["", "cpu-0123456789abcdef"])
