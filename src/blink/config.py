@@ -152,7 +152,9 @@ class EngineConfig:
     stall_timeout: float = option(
         30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
     )
-    deterministic: bool = option(False, "give a request the same bits whatever else runs: docs/deterministic.md")
+    deterministic: bool = option(
+        False, "give a request the same bits whatever else runs (docs/deterministic.md); also VLLM_BATCH_INVARIANT=1"
+    )
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 

@@ -58,9 +58,12 @@ BUILT = [
             "csrc/kernels/attention/attention_siblings.cuh",
             "csrc/scheduler/draft_credit.h",
             "csrc/scheduler/drafts.h",
+            "csrc/scheduler/grammar_drafts.h",
             "csrc/scheduler/ngram.h",
+            "csrc/scheduler/token_index.h",
             "speculation.py",
         ),
+        since=("csrc/scheduler/sequence.h",),
         beyond=14,  # what they cost, count and check: half of them in the scheduler
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
     ),
@@ -112,7 +115,7 @@ BUILT = [
             "runner/gpu_updates.py",
         ),
         beyond=26,  # an adapter is a part of a request's identity: through all of API, region and scheduler
-        since=("api/openai/ggml_options.py",),
+        since=("api/openai/ggml_options.py", "csrc/scheduler/sequence.h"),
         elsewhere=("models/families/",),
     ),
     Built(

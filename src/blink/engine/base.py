@@ -29,7 +29,7 @@ from blink.engine.geometry import (
     graph_sizes,
     pooling_sizes,
 )
-from blink.engine.vocabulary import read_vocabulary
+from blink.engine.vocabulary import read_vocabulary, write_vocabulary
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -101,8 +101,7 @@ class Engine(ABC):
             num_slots = int(self._geometry["num_slots"])
             self._batch = map_batch(self._array, num_slots, StepKind.WHOLE)
             self._segmented_batch = map_batch(self._array, num_slots, StepKind.SEGMENTED)
-            self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
-            self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
+            write_vocabulary(vocabulary, self._array)
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)

@@ -14,6 +14,7 @@ import torch
 from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
+from blink.engine.determinism import is_deterministic
 from blink.errors import ConfigError
 
 logger = logging.getLogger("blink.engine")
@@ -91,5 +92,5 @@ def _check_adapters(config: EngineConfig) -> None:
         raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:
         raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
-    if config.deterministic:
+    if is_deterministic(config):
         raise ConfigError("--deterministic does not go with --enable-lora: leave one of the two out")

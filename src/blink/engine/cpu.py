@@ -16,7 +16,7 @@ from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import check_deterministic
+from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
 from blink.engine.geometry import count_slots
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
@@ -60,6 +60,7 @@ class CpuEngine(Engine):
         self._followers: Followers | None = None
         try:
             super().__init__(config, torch.device("cpu"))
+            self._write_fingerprint(self._config.model)
             self._fill_costs()
             self._control = ModelControl(self._region, self, self._config.model)
             self._open_control()
@@ -69,17 +70,24 @@ class CpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
-        if config.deterministic and size > 1:
+        if is_deterministic(config) and size > 1:
             raise ConfigError("--deterministic works with one rank")
         if size == 1:
-            runner = super()._load(config, device, dtype)
-            if config.deterministic:
-                check_deterministic(sites_of(runner.model, config.block_size))
-            runner.by_token = config.deterministic
-            return runner
+            return self._fix_bits(super()._load(config, device, dtype), config)
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
+
+    def _fix_bits(self, runner: Runner, config: EngineConfig) -> Runner:
+        """Let a model give the same bits whatever else runs, if that is asked for; ConfigError: it cannot."""
+        if is_deterministic(config):
+            check_deterministic(sites_of(runner.model, config.block_size))
+            runner.by_token = True
+        return runner
+
+    def _write_fingerprint(self, model: ModelConfig) -> None:
+        if is_deterministic(self._config):
+            self._region.header["fingerprint"] = find_fingerprint(model, self._config.block_size).encode()
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         if self._followers is not None:
@@ -143,8 +151,9 @@ class CpuEngine(Engine):
             ConfigError: that fails; there are no weights then.
         """
         self.free_weights()
-        self._runner = Runner(source.load())
+        self._runner = self._fix_bits(Runner(source.load()), self._config)
         self._model = self._runner.model
+        self._write_fingerprint(source.config)
 
     def free_weights(self) -> None:
         """Free the weights."""

@@ -158,7 +158,7 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
-    values |= _times(config) | _row_sizes(config, max_model_len)
+    values |= _times(config) | _draft_sizes(config, max_model_len, vocab_size, vocab_bytes)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     return _fill(values, config, 1 + captures_adapters)
 
@@ -211,7 +211,7 @@ def _most_completions(vector_width: int) -> int:
     return 2 * (-(-vector_width // CONSTANTS["values_of_cqe"]) + 1)
 
 
-def _row_sizes(config: EngineConfig, max_model_len: int) -> dict[str, int]:
+def _draft_sizes(config: EngineConfig, max_model_len: int, vocab_size: int, vocab_bytes: int) -> dict[str, int]:
     """Return the fields that say how many rows a step has, and what drafts are made."""
     speculation = config.speculation
     return {
@@ -220,6 +220,7 @@ def _row_sizes(config: EngineConfig, max_model_len: int) -> dict[str, int]:
         "ngram_min": speculation.ngram_min,
         "ngram_max": speculation.ngram_max,
         "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+        "token_entries": power_of_two(4 * vocab_size) if speculation.num_tokens and vocab_bytes else 0,
     }
 
 

@@ -89,6 +89,11 @@ class EngineClient:
         """Return an eventfd that is readable when completions may be waiting."""
         return self._event_fd
 
+    @property
+    def fingerprint(self) -> str:
+        """What decides the bits of answers, as the engine tells it; empty: other requests do, too."""
+        return bytes(self._link.header["fingerprint"]).decode() if self._link is not None else ""
+
     def tick(self) -> str | None:
         """Renew the lease and watch the engine; call it every quarter of a second.
 

@@ -23,6 +23,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_queue_pair_layout": (None, [_PTR, _PTR]),
     "blink_state_bytes": (_U64, [_PTR]),
     "blink_state_build": (None, [_PTR, _PTR, _U64, _U64]),
+    "blink_index_tokens": (None, [_PTR, _PTR, _U32, _U32, _PTR]),
     "blink_step": (_U32, [_PTR, _U64]),
     "blink_step_replayed": (_U32, [_PTR, _U64, _U64]),
     "blink_has_news": (_U32, [_PTR, _U32]),

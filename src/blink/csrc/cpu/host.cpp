@@ -16,6 +16,7 @@
 #include "region/layout_table.h"
 #include "scheduler/integrity.h"
 #include "scheduler/state_arrays.h"
+#include "scheduler/token_index.h"
 
 using namespace blink;
 
@@ -69,6 +70,12 @@ void blink_state_build(State* out, const void* region, uint64_t state_base, uint
   out->geometry = geometry;
   lay_out_arrays(*out, geometry, state_base);
   bind_region(*out, geometry, region_base);
+}
+
+// Fill a zeroed table of a number of entries with the tokens of a vocabulary.
+void blink_index_tokens(const uint32_t* starts, const uint8_t* text, uint32_t vocab_size, uint32_t entries,
+                        TokenEntry* index) {
+  index_tokens(starts, text, vocab_size, entries, index);
 }
 
 // One pass at a given time, for tests and benchmarks.

@@ -79,6 +79,7 @@ struct Geometry {
   FIELD(uint32_t, ngram_min);      // tokens that a draft's place in the text has to have in common with its end
   FIELD(uint32_t, ngram_max);      // likewise, at first
   FIELD(uint32_t, ngram_entries);  // of a slot's table of n-grams; power of two
+  FIELD(uint32_t, token_entries);  // of the table of tokens by their bytes; power of two; 0: no draft needs it
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
@@ -118,6 +119,7 @@ struct Header {
   FIELD(uint64_t, queue_pair_bytes);
   FIELD_ARRAY(uint8_t, hash_key, 16);
   FIELD_ARRAY(char, model, 256);
+  FIELD_ARRAY(char, fingerprint, 32);  // of what decides the bits of an answer; empty: other requests do, too
   FIELD(Geometry, geometry);
 };
 

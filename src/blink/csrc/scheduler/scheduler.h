@@ -241,6 +241,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
     reap(env, s, glance.now);
     if (pause_begins(s) && !is_segmented(s)) begin_pause(env, s, glance.now);
     const bool is_held = hold(env, s, glance.now);
+    if (!is_held) guess_next_tokens(env, s);
     if (is_held || !prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
       if (s.reset_asked) reset_prefix_cache(env, s);

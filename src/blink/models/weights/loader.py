@@ -80,6 +80,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
 class ModelSource:
     """A model that is described and whose files are open."""
 
+    config: ModelConfig
     spec: ModelSpec
     target: WeightTarget
     checkpoint: Checkpoint
@@ -159,7 +160,7 @@ def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     if has_fp8_cache:
         is_stored = find_format(path, config.load_format) == "safetensors"
         kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
-    return ModelSource(spec, WeightTarget(device, dtype, int), checkpoint, kv_scales, table_device)
+    return ModelSource(config, spec, WeightTarget(device, dtype, int), checkpoint, kv_scales, table_device)
 
 
 def _check_heads(spec: ModelSpec) -> None:
