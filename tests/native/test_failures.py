@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import blink
-from blink.engine.base import conclude
+from blink.engine.conclusion import conclude
 from blink.region.layout import CONSTANTS, EngineState, ErrorCode, StepResult, place_name
 from blink.region.native import lib
 from conftest import Compile

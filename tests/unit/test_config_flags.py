@@ -38,7 +38,8 @@ def _values(config_class: type) -> st.SearchStrategy[Any]:
         if "choices" in option.metadata:
             return st.sampled_from(option.metadata["choices"])
         if option.metadata.get("metavar") == "JSON":
-            told = '{"method": "ngram"}' if option.name == "speculative_config" else '{"a": [1]}'
+            known = {"speculative_config": '{"method": "ngram"}', "kv_events_config": '{"topic": "kv"}'}
+            told = known.get(option.name, '{"a": [1]}')
             return st.sampled_from(["", told])
         # An empty repeatable flag cannot be told from one that is absent.
         drawn = _KINDS[kind].filter(bool) if kind == tuple[str, ...] else _KINDS[kind]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
 from blink.engine.cache_size import CacheShape, CacheSize
+from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
 from blink.engine.geometry import (
     build_geometry,
@@ -27,6 +28,7 @@ from blink.engine.geometry import (
     graph_sizes,
     pooling_sizes,
 )
+from blink.engine.kv_publisher import open_publisher
 from blink.engine.vocabulary import read_vocabulary
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
@@ -36,8 +38,8 @@ from blink.link.rdma.listener import open_listener
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
-from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
-from blink.region.memory import Region, create_region, publish_region
+from blink.region.layout import EngineState, StepKind
+from blink.region.memory import create_region, publish_region
 from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
 from blink.speculation import check_recurrent
@@ -99,6 +101,7 @@ class Engine(ABC):
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
+            self._publisher = open_publisher(self._region, config)
         except BaseException:
             self._region.remove()
             raise
@@ -157,6 +160,7 @@ class Engine(ABC):
         try:
             publish_region(self._region, self._config.region)
             self._region.keep_spare(self._config.region)
+            self._publisher.start()
             logger.info("engine ready: region %s", self._config.region)
             if self._listener is not None:
                 self._listener.start()
@@ -166,6 +170,7 @@ class Engine(ABC):
                 if self.state == EngineState.DRAINED or not self._keep_region():
                     self.stop()
         finally:
+            self._publisher.close()
             self._end()
             self._region.remove_spare()
         if self._has_lost_region or self.is_dead:
@@ -326,18 +331,6 @@ class Engine(ABC):
         if not self._config.enable_prefix_caching:
             return 0
         return count_snapshots(num_blocks, sum(self._cache_shape.block_bytes), self._slot_bytes)
-
-
-def conclude(region: Region) -> int:
-    """Clean up behind a scheduler that has ended and return the process's exit status."""
-    if region.control_word("state") != EngineState.FAILED:
-        region.remove()
-        return 0
-    # The file stays, so that frontends can read the error; the next engine replaces it.
-    place, detail = (region.control_word(f"error_{word}") for word in ("place", "detail"))
-    error = ErrorCode(region.control_word("error_code"))
-    logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
-    return 1
 
 
 def _gib(size: int) -> str:

@@ -136,7 +136,7 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
+    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes | config.kv_events.sizes
     values |= _times(config) | _row_sizes(config, max_model_len)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     for name, value in values.items():

@@ -46,6 +46,7 @@ _BLINK_COUNTERS = {
     "num_parked": "Sequences that left their place to latency-sensitive ones but kept their blocks.",
     "evicted_blocks": "Blocks evicted from the prefix cache.",
     "prefix_resets": "Times that the prefix cache was emptied on demand.",
+    "kv_event_restarts": "Times that events of the KV cache began anew, as their ring was full.",
     "num_pauses": "Pauses that clients have asked for.",
     "finished_error": "Sequences that ended with an error: nothing could be sampled from their logits.",
     "num_rejected": "Submissions that the scheduler refused.",

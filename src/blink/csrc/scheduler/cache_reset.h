@@ -42,6 +42,7 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
     const uint32_t rank = freed + env.scan(idle, count);
     if (hashed) s.block_hashed[block] = 0;
     if (hashed) forget_snapshot(s, block);
+    if (hashed && has_events(s)) s.events.links[block] = BlockLink{};
     if (hashed && has_windows(s)) s.block_windows[block] = 0;
     if (idle) s.free_blocks[s.num_free_blocks + rank] = block;
     freed += count;
@@ -50,6 +51,7 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
   if (env.lane() == 0) {
     s.num_free_blocks += freed;
     s.num_evictable = s.lru_count = s.reset_asked = 0;
+    if (has_events(s)) log_reset(s);
     s.statistics.prefix_resets++;
     s.stats_dirty = 1;
   }

@@ -2,6 +2,7 @@
 // The table that finds a cached block by the hash of its tokens and all before them.
 #pragma once
 
+#include "scheduler/event_log.h"
 #include "scheduler/failure.h"
 
 namespace blink {
@@ -53,6 +54,7 @@ BLINK_RARE_FN void hash_remove(State& s, uint32_t block) {
   const uint32_t mask = s.geometry.hash_entries - 1;
   uint32_t hole = hash_find(s, s.block_hashes[block]);
   s.block_hashed[block] = 0;
+  if (has_events(s)) unlist_block(s, block);
   forget_snapshot(s, block);
   forget_window(s, block);
   if (s.hash_table[hole] != block + 1) return fail(s, ErrorCode::kHashTableCorrupt, BLINK_HERE, block);

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "scheduler/event_integrity.h"
 #include "scheduler/scheduler.h"
 
 namespace blink {
@@ -19,7 +20,7 @@ class IntegrityCheck {
                        &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots,
                        &IntegrityCheck::windows, &IntegrityCheck::window_owners, &IntegrityCheck::adapters})
       if (!broken) broken = (this->*check)();
-    return broken;
+    return broken ? broken : check_events(s_);
   }
 
  private:

@@ -128,6 +128,7 @@ BLINK_FN void register_block(State& s, Sequence& q, uint32_t i) {
   hash_insert(s, hash, block);
   s.block_registrations[block]++;
   s.block_parents[block] = q.chain;
+  log_registration(s, block);
   q.chain = registration_of(s, block);
 }
 

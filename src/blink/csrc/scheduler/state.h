@@ -3,6 +3,7 @@
 // Everything is written by the scheduler but the model's results. state_arrays.h lays the arrays out.
 #pragma once
 
+#include "scheduler/event_state.h"
 #include "scheduler/step_buffers.h"
 
 namespace blink {
@@ -308,6 +309,7 @@ struct State {
   STATE_ARRAY(uint32_t, hash_table, g.hash_entries);         // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
   STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
+  STATE_ARRAYS(EventLog, events);
 
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
