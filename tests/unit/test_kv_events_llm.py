@@ -11,6 +11,7 @@ import pytest
 from blink import LLM, SamplingParams
 from blink.errors import ConfigError
 from cache_index import CacheIndex
+from kv_router import check_predictions
 from kv_subscriber import Subscriber
 from model_families import save_model
 from processes import wait_for
@@ -52,3 +53,7 @@ def test_a_router_knows_the_blocks_of_prompts_and_answers_of_an_llm(model: str, 
 def test_an_llm_refuses_events_that_blink_does_not_have(model: str) -> None:
     with pytest.raises(ConfigError, match="publisher must be one of"):
         LLM(model, kv_events_config={"enable_kv_cache_events": True, "publisher": "kafka"}, **SIZES)
+
+
+def test_a_router_predicts_each_hit_in_a_cache_that_is_too_small(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_predictions(Path(model), "cpu", monkeypatch, 30)

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xC9F7C0175B3529BE
+GOLDEN_DIGEST = 0xCCE7EE96F76E4C4C
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -24,6 +24,17 @@ _LACKS: Final = {
 }
 
 
+def check_mode(mode: str) -> str:
+    """Return the name of a mode.
+
+    Raises:
+        BadRequestError: there is none of it.
+    """
+    if mode not in PAUSE_MODES:
+        raise BadRequestError(f"mode is one of {', '.join(PAUSE_MODES)}, got {mode!r}.", "mode")
+    return mode
+
+
 class Pause:
     """A pause of one engine that was asked for."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from blink.api.observe.exposition import Family, Labels
-from blink.region.layout import CONSTANTS
+from blink.region.layout import CONSTANTS, Absent
 from blink.region.step_tokens import BOUNDS, STATS
 
 Stats = Mapping[str, int]  # empty while there is no engine
@@ -102,6 +102,19 @@ def _accepted_at(place: int) -> Callable[[Stats], float]:
     return lambda stats: stats.get(f"accepted_at_{place}", 0)
 
 
+def _is_awake(stats: Stats) -> bool:
+    return bool(stats) and not (_naps(stats) or _sleeps_deep(stats))
+
+
+def _naps(stats: Stats) -> bool:
+    lacks = stats.get("absent", 0)
+    return bool(lacks & (Absent.WEIGHTS | Absent.KV_CACHE)) and not lacks & Absent.DISCARDED
+
+
+def _sleeps_deep(stats: Stats) -> bool:
+    return bool(stats.get("absent", 0) & Absent.DISCARDED)
+
+
 def _none(_: Stats) -> float:
     return 0
 
@@ -115,9 +128,9 @@ _LABELLED = {
     ),
     "engine_sleep_state": _Labelled(
         "gauge",
-        "1 for the state that the engine is in: it never sleeps.",
+        "1 for the state that the engine is in: awake, without its KV cache, or without its weights too.",
         "sleep_state",
-        {"awake": bool, "weights_offloaded": _none, "discard_all": _none},
+        {"awake": _is_awake, "weights_offloaded": _naps, "discard_all": _sleeps_deep},
     ),
     "prompt_tokens_by_source": _Labelled(
         "counter",
