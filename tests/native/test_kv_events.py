@@ -57,11 +57,12 @@ class Followed:
     def find_start(self, block: int) -> int | None:
         """Return the block that the chain of another begins with; None: nobody can find it."""
         parents = self.h.state.array("block_parents", struct_dtype("Registration"))
-        counts, hashed = (self.h.state.array(name, "u4") for name in ("block_registrations", "block_hashed"))
+        ids, hashed = self.h.state.array("block_ids", parents.dtype), self.h.state.array("block_hashed", "u4")
         while (parent := parents[block])["block"] != NONE:
-            if not hashed[parent["block"]] or counts[parent["block"]] != parent["count"]:
+            holders = ((ids == parent) & (hashed != 0)).nonzero()[0]
+            if len(holders) == 0:
                 return None
-            block = int(parent["block"])
+            block = int(holders[0])
         return block
 
     def check(self) -> None:

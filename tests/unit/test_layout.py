@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xCCE7EE96F76E4C4C
+GOLDEN_DIGEST = 0x9F6FC473AE4D93A2
 
 
 def test_the_digest_is_the_recorded_one() -> None:

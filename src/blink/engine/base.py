@@ -28,6 +28,7 @@ from blink.engine.geometry import (
     graph_sizes,
     pooling_sizes,
 )
+from blink.engine.host_tier import host_sizes
 from blink.engine.kv_publisher import open_publisher
 from blink.engine.vocabulary import read_vocabulary
 from blink.errors import ConfigError
@@ -88,7 +89,8 @@ class Engine(ABC):
             vocab_bytes=len(vocabulary.text),
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
-            pooling=pooling_sizes(spec.pooling, spec.hidden_size),
+            others=pooling_sizes(spec.pooling, spec.hidden_size)
+            | host_sizes(config, self._cache_shape, size, is_pooling=spec.pooling is not None),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:

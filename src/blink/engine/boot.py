@@ -65,6 +65,7 @@ def create_engine(config: EngineConfig) -> Engine:
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
     refuse_ranks(config)
+    _refuse_offload(config)
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
@@ -77,6 +78,12 @@ def refuse_ranks(config: EngineConfig) -> None:
             f"--tensor-parallel-size {config.tensor_parallel_size} does not run on GPUs yet: leave it out, or use "
             "--device cpu; --data-parallel-size has an engine on each GPU"
         )
+
+
+def _refuse_offload(config: EngineConfig) -> None:
+    """Refuse blocks in host memory, which no scheduler of a GPU copies yet."""
+    if config.kv_offload.is_on:
+        raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
 
 
 def _check_adapters(config: EngineConfig) -> None:

@@ -21,6 +21,7 @@ from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import check_deterministic
 from blink.engine.geometry import count_slots
+from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
@@ -63,6 +64,7 @@ class CpuEngine(Engine):
         try:
             super().__init__(config, torch.device("cpu"))
             self._fill_costs()
+            self._host = self._allocate_host()
             self._control = ModelControl(self._region, self, self._config.model)
             self._sockets = self._open_sockets()
         except BaseException:
@@ -94,6 +96,11 @@ class CpuEngine(Engine):
         cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         return RankMemory(self._batch, self._segmented_batch, cache, residual)
+
+    def _allocate_host(self) -> HostBlocks | None:
+        """Allocate blocks in host memory, if there are to be such."""
+        count = int(self._geometry["num_host_blocks"])
+        return HostBlocks(self._model, self._state, count, self._config.block_size) if count else None
 
     def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
         run = functools.partial(super()._run_step, num_tokens, num_rows, decoding=decoding, scoring=scoring)
@@ -212,6 +219,8 @@ class CpuEngine(Engine):
     def _compute(self, kind: int) -> int:
         """Run what the scheduler has launched, a step or a segment; return what failed, as csrc's StepOutput has it."""
         try:
+            if self._host is not None:
+                self._host.copy(self._kv_cache)
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
                 self._run_step(*self._size_of(self._batch), scoring=is_scoring)

@@ -103,12 +103,12 @@ def build_geometry(
     log_entries: int = 0,
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
-    pooling: Mapping[str, int] | None = None,
+    others: Mapping[str, int] | None = None,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
-    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); pooling: those of
-    pooling_sizes().
+    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
+    pooling_sizes() and of blocks in host memory.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -136,7 +136,7 @@ def build_geometry(
         "vocab_bytes": vocab_bytes,
     }
     geometry = np.zeros((), GEOMETRY)
-    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes | config.kv_events.sizes
+    values |= dict(windows or {}) | dict(others or {}) | config.lora.sizes | config.kv_events.sizes
     values |= _times(config) | _row_sizes(config, max_model_len)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     for name, value in values.items():

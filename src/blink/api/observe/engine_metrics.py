@@ -20,6 +20,8 @@ _ENGINE_COUNTERS = {
     "prompt_tokens_cached": ("prefix_hits", "Prompt tokens taken from the prefix cache."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
+    "external_prefix_cache_queries": ("host_queries", "Prompt tokens looked up in host memory."),
+    "external_prefix_cache_hits": ("host_hits", "Prompt tokens restored from host memory."),
     "num_preemptions": ("num_preemptions", "Sequences preempted."),
     "spec_decode_num_drafts": ("num_drafts", "Drafts of speculative decoding."),
     "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens."),
@@ -31,8 +33,6 @@ _ENGINE_GAUGES = {
 }
 # vLLM's metrics of what is not here: always 0.
 _ZERO_COUNTERS = {
-    "external_prefix_cache_queries": "Prompt tokens looked up in a cache outside of the engine: there is none.",
-    "external_prefix_cache_hits": "Prompt tokens found in a cache outside of the engine: there is none.",
     "mm_cache_queries": "Images looked up in a cache: there is none.",
     "mm_cache_hits": "Images found in a cache: there is none.",
 }
@@ -44,6 +44,7 @@ _BLINK_COUNTERS = {
     "computed_tokens": "Tokens that went through the model, recomputed ones included.",
     "padded_tokens": "Tokens that filled graphs up to their size.",
     "num_parked": "Sequences that left their place to latency-sensitive ones but kept their blocks.",
+    "host_blocks_stored": "Blocks that were copied to host memory as they were evicted.",
     "evicted_blocks": "Blocks evicted from the prefix cache.",
     "prefix_resets": "Times that the prefix cache was emptied on demand.",
     "kv_event_restarts": "Times that events of the KV cache began anew, as their ring was full.",
@@ -61,6 +62,7 @@ _BLINK_SECONDS = {
 }
 _BLINK_GAUGES = {
     "num_automata_used": "Automata that sequences use now.",
+    "num_host_blocks_used": "Blocks of the KV cache in host memory.",
     "num_blocks_cached": "Blocks that only the prefix cache holds.",
     "num_window_blocks": "Blocks of layers that see a window of the newest tokens; 0: there are no such layers.",
     "num_window_blocks_used": "Window blocks that sequences use now.",
@@ -91,11 +93,15 @@ class _Labelled:
 
 
 def _computed(stats: Stats) -> float:
-    return max(stats.get("prompt_tokens", 0) - stats.get("prefix_hits", 0), 0)
+    return max(stats.get("prompt_tokens", 0) - stats.get("prefix_hits", 0) - stats.get("host_hits", 0), 0)
 
 
 def _hits(stats: Stats) -> float:
     return stats.get("prefix_hits", 0)
+
+
+def _restored(stats: Stats) -> float:
+    return stats.get("host_hits", 0)
 
 
 def _accepted_at(place: int) -> Callable[[Stats], float]:
@@ -136,7 +142,7 @@ _LABELLED = {
         "counter",
         "Prompt tokens processed, by where their keys and values came from.",
         "source",
-        {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _none},
+        {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _restored},
     ),
     "spec_decode_num_accepted_tokens_per_pos": _Labelled(
         "counter",

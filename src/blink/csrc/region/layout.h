@@ -83,6 +83,9 @@ struct Geometry {
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
+  FIELD(uint32_t, num_host_blocks);    // of the KV cache in host memory; 0: there are none
+  FIELD(uint32_t, host_hash_entries);  // power of two, at least twice num_host_blocks
+  FIELD(uint32_t, host_copies);        // of the ring of copies; power of two
   FIELD(uint32_t, num_kv_events);      // of the ring of the prefix cache's events; power of two; 0: none are told
   FIELD(uint32_t, num_automata);       // that the engine holds at once
   FIELD(uint32_t, num_adapters);       // that the host's memory holds at once; 0: none are served
@@ -138,6 +141,10 @@ struct Statistics {
   FIELD(uint64_t, prefix_hits);                 // tokens found
   FIELD(uint64_t, best_effort_prefix_queries);  // of these, best-effort requests'
   FIELD(uint64_t, best_effort_prefix_hits);
+  FIELD(uint64_t, host_queries);  // tokens looked up in host memory, and restored
+  FIELD(uint64_t, host_hits);
+  FIELD(uint64_t, host_blocks_stored);
+  FIELD(uint64_t, num_host_blocks_used);
   FIELD(uint64_t, prefix_resets);
   FIELD(uint64_t, kv_event_restarts);  // as the ring of events was full
   FIELD(uint64_t, num_pauses);         // that were asked for and are in effect, or were taken back before

@@ -167,7 +167,7 @@ inline const std::string& layout_text() {
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout, AdapterWords>();
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse>();
-      t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog>();
+      t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
       t.structs<Registration, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
                 DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();

@@ -62,20 +62,17 @@ BLINK_RARE_FN void unlist_block(State& s, uint32_t block) {
 }
 
 // Whether a registered block that follows `parent` is of a chain that is published. Runs on: one lane.
-BLINK_RARE_FN bool is_published(const State& s, uint32_t block, Registration parent) {
-  if (parent.block != kNone)
-    return s.block_hashed[parent.block] && s.block_registrations[parent.block] == parent.count &&
-           s.events.links[parent.block].is_listed;
+BLINK_RARE_FN bool is_published(const State& s, uint32_t block, uint32_t parent) {
+  if (s.block_parents[block].block != kNone) return parent != kNone && s.events.links[parent].is_listed;
   const uint32_t size = s.geometry.block_size;
   const int32_t* tokens = s.block_tokens + uint64_t(block) * size;
   const Hash own = hash_block({s.hash_key_low, s.hash_key_high}, {s.events.root_low, s.events.root_high}, tokens, size);
-  return parent.count == 0 && own == s.block_hashes[block];
+  return s.block_parents[block].count == 0 && own == s.block_hashes[block];
 }
 
-// Note a block that was registered. Runs on: one lane.
-BLINK_FN void log_registration(State& s, uint32_t block) {
-  if (has_events(s) && is_published(s, block, s.block_parents[block]))
-    list_block(s, block, s.block_parents[block].block);
+// Note a block that was registered, and its parent in the cache; kNone: it has none. Runs on: one lane.
+BLINK_FN void log_registration(State& s, uint32_t block, uint32_t parent) {
+  if (has_events(s) && is_published(s, block, parent)) list_block(s, block, parent);
 }
 
 // Note that the cache is empty, after all links are cleared. Runs on: one lane.

@@ -192,6 +192,7 @@ BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_FN void launch(Env& env, State& s, StepKind kind) {
   s.in_flight = 1;
+  if (has_host(s)) send_copies(s);
   if (!env.launch(s.account.graph, kind == StepKind::kWhole ? kNone : s.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }

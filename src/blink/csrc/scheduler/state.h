@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/event_state.h"
+#include "scheduler/host_tier_state.h"
 #include "scheduler/step_buffers.h"
 
 namespace blink {
@@ -12,14 +13,6 @@ constexpr uint32_t kNone = 0xffffffffu;
 constexpr uint32_t kPollBatch = 16;     // SQEs of one queue pair in one pass: a pass stays bounded
 constexpr int32_t kInvalidLogits = -1;  // sampled of a row that has no finite logit left, or a NaN
 constexpr int32_t kGrammarDone = -2;    // sampled of a row whose grammar is complete: the sequence finishes with "stop"
-
-// A block of the prefix cache as it was registered once: no other content ever has both numbers.
-struct Registration {
-  FIELDS_OF(Registration);
-  FIELD(uint32_t, block);  // kNone: before the first block of a prompt
-  FIELD(uint32_t, count);  // of this block's registrations; before the first block: AdapterUse::content, 0 without one
-};
-BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
 
 // What a sequence's drafts come from, and what became of those before (drafts.h).
 struct Drafting {
@@ -128,12 +121,6 @@ struct AutomatonEntry {
   FIELD(uint32_t, stamp);      // when it was last taken
   FIELD_ARRAY(uint8_t, hash, kAutomatonHashBytes);
 };
-
-struct Hash {
-  uint64_t low, high;
-};
-static_assert(sizeof(Hash) == kBlockHashBytes);
-BLINK_FN bool operator==(Hash a, Hash b) { return a.low == b.low && a.high == b.high; }
 
 struct LruEntry {
   uint32_t block, stamp;
@@ -293,6 +280,7 @@ struct State {
   STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);
   STATE_ARRAY(Hash, block_hashes, g.num_blocks);
   STATE_ARRAY(uint32_t, block_registrations, g.num_blocks);  // how often each was registered
+  STATE_ARRAY(Registration, block_ids, g.num_blocks);        // of a registered block: its own registration
   STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
   STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
@@ -310,6 +298,7 @@ struct State {
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
   STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
   STATE_ARRAYS(EventLog, events);
+  STATE_ARRAYS(HostTier, host);
 
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
