@@ -14,7 +14,7 @@ from blink.adapters.client import LoRARequest
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
-from blink.offline.async_controls import AsyncEngineControls
+from blink.offline.async_controls import AsyncControls
 from blink.offline.description import ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import (
@@ -36,7 +36,7 @@ from blink.text.generation import Generation
 _LOOK_SECONDS = 0.005
 
 
-class AsyncLLM(AsyncEngineControls, Absent):
+class AsyncLLM(AsyncControls, Absent):
     """Load a model and stream from it. Use from one event loop at a time.
 
     Use as an asynchronous context manager, or call shutdown(); else the engine stops when the object or the process

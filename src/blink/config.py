@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from blink.errors import ConfigError
 from blink.kv_events import KvEvents, read_kv_events
-from blink.kv_offload import KvOffloadConfig
+from blink.kv_offload import OffloadConfig
 from blink.lora_config import LoraConfig
 from blink.message_formats import CALL_FORMATS, REASONING_FORMATS
 from blink.option import option, parse_object, require
@@ -145,7 +145,7 @@ class EngineConfig:
     overtake_share: float = option(
         0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
-    kv_offload: KvOffloadConfig = field(default_factory=KvOffloadConfig)
+    kv_offload: OffloadConfig = field(default_factory=OffloadConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     speculative_config: str = option("", "JSON object of speculative decoding: docs/speculation.md", metavar="JSON")
     kv_events_config: str = option("", "JSON object of KV cache events: docs/kv-events.md", metavar="JSON")

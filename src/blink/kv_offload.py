@@ -17,7 +17,7 @@ _EXTRA_KEYS = ("cpu_bytes_to_use", "block_size")  # of which the second has no e
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvOffloadConfig:
+class OffloadConfig:
     """Blocks that the KV cache has no memory for are kept in the host's."""
 
     kv_offloading_size: float = option(

@@ -15,7 +15,7 @@ from blink.config import EngineConfig
 from blink.engine.boot import create_engine
 from blink.engine.host_tier import runs_of
 from blink.errors import ConfigError
-from blink.kv_offload import KvOffloadConfig, read_transfer
+from blink.kv_offload import OffloadConfig, read_transfer
 from model_families import save_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -120,12 +120,12 @@ def test_connectors_that_are_not_there_are_refused(values: dict[str, Any], messa
 
 
 def test_two_options_for_the_same_are_refused() -> None:
-    config = KvOffloadConfig(kv_offloading_size=1, enable_hierarchical_cache=True)
+    config = OffloadConfig(kv_offloading_size=1, enable_hierarchical_cache=True)
     with pytest.raises(ConfigError, match="leave one out"):
         config.host_bytes(1 << 20)
-    assert KvOffloadConfig().host_bytes(1 << 20) == 0 and not KvOffloadConfig().is_on
-    assert KvOffloadConfig(enable_hierarchical_cache=True).host_bytes(1 << 20) == 2 << 20
-    assert KvOffloadConfig(enable_hierarchical_cache=True, hicache_size=3).host_bytes(1 << 20) == 3 * 10**9
+    assert OffloadConfig().host_bytes(1 << 20) == 0 and not OffloadConfig().is_on
+    assert OffloadConfig(enable_hierarchical_cache=True).host_bytes(1 << 20) == 2 << 20
+    assert OffloadConfig(enable_hierarchical_cache=True, hicache_size=3).host_bytes(1 << 20) == 3 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_models_that_keep_more_than_blocks_are_refused(name: str, tmp_path: Path
 def test_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="a GPU's KV cache keeps no blocks in host memory yet"):
-        create_engine(EngineConfig(device="cuda", kv_offload=KvOffloadConfig(kv_offloading_size=1)))
+        create_engine(EngineConfig(device="cuda", kv_offload=OffloadConfig(kv_offloading_size=1)))

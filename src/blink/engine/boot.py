@@ -62,10 +62,10 @@ def create_engine(config: EngineConfig) -> Engine:
     _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
+    _check_offload(config)
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
     refuse_ranks(config)
-    _refuse_offload(config)
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
@@ -80,10 +80,14 @@ def refuse_ranks(config: EngineConfig) -> None:
         )
 
 
-def _refuse_offload(config: EngineConfig) -> None:
-    """Refuse blocks in host memory, which no scheduler of a GPU copies yet."""
-    if config.kv_offload.is_on:
+def _check_offload(config: EngineConfig) -> None:
+    """Refuse blocks in host memory where nothing copies them."""
+    if not config.kv_offload.is_on:
+        return
+    if config.device != "cpu" and torch.cuda.is_available():
         raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("--kv-offloading-size does not go with --tensor-parallel-size yet: leave one of the two out")
 
 
 def _check_adapters(config: EngineConfig) -> None:

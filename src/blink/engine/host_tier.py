@@ -52,8 +52,6 @@ def _refuse(config: EngineConfig, shape: CacheShape, *, is_pooling: bool) -> Non
     reason = ""
     if not config.enable_prefix_caching or is_pooling:
         reason = "there is nothing to keep without the prefix cache"
-    elif config.tensor_parallel_size > 1:
-        reason = "ranks of --tensor-parallel-size keep no blocks in host memory yet"
     elif shape.layout.window:
         reason = "models with a sliding window keep no blocks in host memory yet"
     elif shape.layout.recurrent:

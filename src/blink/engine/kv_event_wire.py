@@ -18,7 +18,7 @@ def to_wire(events: Iterable[CacheEvent], block_size: int) -> list[list[Any]]:
     found: list[list[Any]] = []
     last = 0  # the hash of the newest event's last block
     for event in events:
-        before = found[-1] if found else [""]
+        before: list[Any] = found[-1] if found else [""]
         if event.kind == KvEventKind.STORED:
             if before[0] == "BlockStored" and event.parent == last:
                 before[1].append(event.hash)

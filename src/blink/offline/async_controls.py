@@ -16,7 +16,7 @@ from blink.offline.local_engine import LocalEngine
 _LOOK_SECONDS = 0.002
 
 
-class AsyncEngineControls:
+class AsyncControls:
     """Calls of `AsyncLLM` that change its engine. Requests that come during a pause wait."""
 
     _engine: LocalEngine

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.hub.localize import localize
-from blink.kv_offload import KvOffloadConfig
+from blink.kv_offload import OffloadConfig
 from blink.lora_config import LoraConfig
 from blink.vllm.options import to_own_options
 
@@ -57,16 +57,14 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     Raises:
         ConfigError: an option is unknown, of another type, or asks for what is not done here.
     """
-    types = {
-        cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, LoraConfig, KvOffloadConfig, FrontendConfig)
-    }
+    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, LoraConfig, OffloadConfig, FrontendConfig)}
     names = {
         ModelConfig: [field.name for field in fields(ModelConfig)],
         EngineConfig: [
             field.name for field in fields(EngineConfig) if field.name not in ("model", "lora", "kv_offload")
         ],
         LoraConfig: [field.name for field in fields(LoraConfig)],
-        KvOffloadConfig: [field.name for field in fields(KvOffloadConfig)],
+        OffloadConfig: [field.name for field in fields(OffloadConfig)],
         FrontendConfig: _OF_CHATS,
     }
     types = {cls: get_type_hints(cls) for cls in names}
@@ -86,7 +84,7 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     chosen[EngineConfig].setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")
     own = localize(ModelConfig(model=model, **chosen[ModelConfig]))
     frontend = FrontendConfig(model=own, **chosen[FrontendConfig])
-    lora, offload = LoraConfig(**chosen[LoraConfig]), KvOffloadConfig(**chosen[KvOffloadConfig])
+    lora, offload = LoraConfig(**chosen[LoraConfig]), OffloadConfig(**chosen[OffloadConfig])
     engine = EngineConfig(model=own, lora=lora, kv_offload=offload, **chosen[EngineConfig])
     return LocalConfig(engine, frontend)
 

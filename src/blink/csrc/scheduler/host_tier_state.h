@@ -10,7 +10,7 @@ namespace blink {
 struct Registration {
   FIELDS_OF(Registration);
   FIELD(uint32_t, block);  // kNone: before the first block of a prompt
-  FIELD(uint32_t, count);  // of this block's registrations; before the first block: AdapterUse::content, 0 without one
+  FIELD(uint32_t, count);  // of this block's registrations; before the first block: SlotParams::content
 };
 BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
 
