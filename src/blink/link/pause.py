@@ -20,6 +20,7 @@ PAUSE_MODES: Final = {
 _LACKS: Final = {
     Absent.UNDEFINED: "its weights are undefined, as an update of them did not end: update them as a whole first",
     Absent.WEIGHTS: "its weights sleep: wake it up first",
+    Absent.DISCARDED: "its weights are to be read again: wake it up first",
     Absent.KV_CACHE: "its KV cache sleeps: wake it up first",
 }
 
