@@ -29,6 +29,8 @@ from blink.engine.geometry import (
     graph_sizes,
     pooling_sizes,
 )
+from blink.engine.host_tier import host_sizes
+from blink.engine.kv_publisher import open_publishers
 from blink.engine.vocabulary import read_vocabulary, write_vocabulary
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
@@ -74,9 +76,8 @@ class Engine(ABC):
         self._num_snapshots = 0
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
-        self._model = self._runner.model
+        self._model, spec = self._runner.model, self._runner.model.spec
         self._runner.adapters = make_store(config, self._model, type(self).make_adapters)
-        spec = self._model.spec
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
@@ -92,7 +93,8 @@ class Engine(ABC):
             vocab_bytes=len(vocabulary.text),
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
-            pooling=pooling_sizes(spec.pooling, spec.hidden_size),
+            others=pooling_sizes(spec.pooling, spec.hidden_size)
+            | host_sizes(config, self._cache_shape, size, is_pooling=spec.pooling is not None),
             captures_adapters=self.captures_adapters and config.lora.enable_lora,
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
@@ -105,7 +107,8 @@ class Engine(ABC):
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
-            self._sockets = open_sockets(config, self._region, self._runner)
+            sockets = open_sockets(config, self._region, self._runner)
+            self._sockets = [*sockets, *open_publishers(self._region, config)]
         except BaseException:
             self._region.remove()
             raise

@@ -63,6 +63,7 @@ def create_engine(config: EngineConfig) -> Engine:
     _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
+    _check_offload(config)
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
     refuse_ranks(config)
@@ -78,6 +79,16 @@ def refuse_ranks(config: EngineConfig) -> None:
             f"--tensor-parallel-size {config.tensor_parallel_size} does not run on GPUs yet: leave it out, or use "
             "--device cpu; --data-parallel-size has an engine on each GPU"
         )
+
+
+def _check_offload(config: EngineConfig) -> None:
+    """Refuse blocks in host memory where nothing copies them."""
+    if not config.kv_offload.is_on:
+        return
+    if config.device != "cpu" and torch.cuda.is_available():
+        raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("--kv-offloading-size does not go with --tensor-parallel-size yet: leave one of the two out")
 
 
 def _check_adapters(config: EngineConfig) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of an engine: its region, and its exit status."""
+"""How an engine's process ends once its scheduler has."""
 
 from __future__ import annotations
 

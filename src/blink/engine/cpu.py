@@ -18,6 +18,7 @@ from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
 from blink.engine.geometry import count_slots
+from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
@@ -62,6 +63,7 @@ class CpuEngine(Engine):
             super().__init__(config, torch.device("cpu"))
             self._write_fingerprint(self._config.model)
             self._fill_costs()
+            self._host = self._allocate_host()
             self._control = ModelControl(self._region, self, self._config.model)
             self._open_control()
         except BaseException:
@@ -101,6 +103,11 @@ class CpuEngine(Engine):
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         return RankMemory(self._batch, self._segmented_batch, cache, residual)
 
+    def _allocate_host(self) -> HostBlocks | None:
+        """Allocate blocks in host memory, if there are to be such."""
+        count = int(self._geometry["num_host_blocks"])
+        return HostBlocks(self._model, self._state, count, self._config.block_size) if count else None
+
     def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
         run = functools.partial(super()._run_step, size, scoring=scoring)
         if self._followers is None:
@@ -125,7 +132,7 @@ class CpuEngine(Engine):
 
     def _open_control(self) -> None:
         """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
-        if self._followers is not None or self._sockets:
+        if self._followers is not None or self._config.lora.enable_lora:
             return
         try:
             self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))
@@ -212,6 +219,8 @@ class CpuEngine(Engine):
     def _compute(self, kind: int) -> int:
         """Run what the scheduler has launched, a step or a segment; return what failed, as csrc's StepOutput has it."""
         try:
+            if self._host is not None:
+                self._host.copy(self._kv_cache)
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
                 self._run_step(self._size_of(self._batch), scoring=is_scoring)

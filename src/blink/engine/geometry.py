@@ -124,13 +124,13 @@ def build_geometry(
     log_entries: int = 0,
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
-    pooling: Mapping[str, int] | None = None,
+    others: Mapping[str, int] | None = None,
     captures_adapters: bool = False,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
-    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); pooling: those of
-    pooling_sizes(). captures_adapters: whether steps with adapters have graphs of their own.
+    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
+    pooling_sizes() and of blocks in host memory. captures_adapters: whether steps with adapters have graphs of their own.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -157,7 +157,7 @@ def build_geometry(
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
     }
-    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
+    values |= dict(windows or {}) | dict(others or {}) | config.lora.sizes | config.kv_events.sizes
     values |= _times(config) | _draft_sizes(config, max_model_len, vocab_size, vocab_bytes)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     return _fill(values, config, 1 + captures_adapters)

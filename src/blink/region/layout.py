@@ -226,6 +226,10 @@ class ErrorCode(NativeEnum):
     """Why the scheduler stopped."""
 
 
+class KvEventKind(NativeEnum):
+    """What became of the prefix cache."""
+
+
 class StepResult(NativeEnum):
     """What one pass of the scheduler did."""
 

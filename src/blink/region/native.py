@@ -20,6 +20,7 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_region_bytes": (_U64, [_PTR]),
     "blink_region_init": (None, [_PTR, _PTR, _STR, _STR]),
     "blink_region_publish": (None, [_PTR, _U64]),
+    "blink_kv_event_layout": (None, [_PTR, _PTR]),
     "blink_queue_pair_layout": (None, [_PTR, _PTR]),
     "blink_state_bytes": (_U64, [_PTR]),
     "blink_state_build": (None, [_PTR, _PTR, _U64, _U64]),

@@ -48,6 +48,7 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
   h.digest = layout_digest();
   h.trace_offset = layout.trace;
   h.adapters_offset = layout.adapters;
+  h.kv_events_offset = layout.kv_events;
   h.queue_pairs_offset = layout.queue_pairs;
   h.queue_pair_bytes = layout.queue_pair.bytes;
   std::memcpy(h.hash_key, hash_key, sizeof h.hash_key);
@@ -56,6 +57,9 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
 }
 void blink_region_publish(void* region, uint64_t epoch) { store_release(static_cast<Header*>(region)->epoch, epoch); }
 
+void blink_kv_event_layout(const Geometry* g, KvEventLayout* out) {
+  *out = kv_event_layout(g->num_kv_events, g->block_size);
+}
 void blink_queue_pair_layout(const Geometry* g, QueuePairLayout* out) { *out = queue_pair_layout(*g); }
 
 uint64_t blink_state_bytes(const Geometry* g) {

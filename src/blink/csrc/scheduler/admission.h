@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
+#include "scheduler/host_restore.h"
 #include "scheduler/prompt_logprobs.h"
 #include "scheduler/share.h"
 #include "scheduler/sizing.h"
@@ -141,6 +142,7 @@ BLINK_FN StepTotals choose_decoders(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
+  if (has_host(s) && !takes_part(q) && restore_prefix(env, s, q, t.blocks, t.decode_rows > 0)) return;
   const uint32_t start = q.num_computed + q.row.num_tokens;
   const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
@@ -182,7 +184,7 @@ BLINK_RARE_FN PrefixHit find_usable_prefix(Env& env, State& s, Sequence& q) {
 // Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
 BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t now) {
   Sequence& q = s.sequences[index];
-  const uint32_t found = hit.blocks * s.geometry.block_size;
+  const uint32_t found = hit.blocks * s.geometry.block_size, on_host = hit.host_blocks * s.geometry.block_size;
   if (q.num_blocks == 0) {
     q.num_blocks = q.num_registered = hit.blocks;
     q.num_freed = hit.blocks - hit.window_blocks;
@@ -193,9 +195,10 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
   }
   if (!q.admitted) {
     q.admitted = 1;
-    post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found), now);
+    post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found + on_host), now);
     s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
     count_lookup(s, q, found);
+    if (has_host(s)) s.statistics.host_queries += q.sqe.num_prompt_tokens - found;
   }
   s.qps[q.queue_pair].cq_need += completions_per_sample(s, q);
   q.waited_ns = waited_ns(q, now);
@@ -236,6 +239,7 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
     t = step_totals(env, s);
   }
   acquire_prefix(env, s, q.slot, hit);
+  if (env.lane() == 0 && has_host(s)) hit.host_blocks = count_restorable(s, q, hit.blocks);
   if (env.lane() == 0) start_running(s, rank.sequence, hit, now);
   env.sync();
   keep_only(env, s, SequenceStatus::kWaiting);

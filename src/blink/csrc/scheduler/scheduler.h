@@ -28,6 +28,9 @@ BLINK_RARE_FN void boot(Env& env, State& s) {
     const auto* key = reinterpret_cast<const uint64_t*>(s.header->hash_key);
     s.hash_key_low = key[0];
     s.hash_key_high = key[1];
+    const auto* root = reinterpret_cast<const uint64_t*>(s.header->kv_event_root);
+    s.events.root_low = root[0];
+    s.events.root_high = root[1];
     s.engine_state = uint32_t(EngineState::kReady);
     s.booted = s.stats_dirty = 1;
     store_release(s.control->state, s.engine_state);
@@ -148,6 +151,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
     trace_launch(s, *a.header, launched_ns, idle_before);
   }
   env.sync();
+  publish_events(env, s);
   publish_statistics(env, s);
   prepare_fast_path(env, s);
   prepare_hold(env, s);
@@ -189,6 +193,7 @@ BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_FN void launch(Env& env, State& s, StepKind kind) {
   s.in_flight = 1;
+  if (has_host(s)) send_copies(s);
   if (!env.launch(s.account.graph, kind == StepKind::kWhole ? kNone : s.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }
@@ -245,6 +250,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
     if (is_held || !prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
       if (s.reset_asked) reset_prefix_cache(env, s);
+      publish_events(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
       return s.failed ? StepResult::kFailed : is_held ? StepResult::kHeld : StepResult::kIdle;
     }

@@ -2,19 +2,12 @@
 // What the scheduler keeps of one generation.
 #pragma once
 
+#include "scheduler/host_tier_state.h"
 #include "scheduler/row.h"
 
 namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
-
-// A block of the prefix cache as it was registered once: no other content ever has both numbers.
-struct Registration {
-  FIELDS_OF(Registration);
-  FIELD(uint32_t, block);  // kNone: before the first block of a prompt
-  FIELD(uint32_t, count);  // of this block's registrations; before the first block: AdapterUse::content, 0 without one
-};
-BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
 
 // What a draft is made of: tokens that stand elsewhere in the request's texts, or those that its automaton leaves.
 enum class DraftOrigin : uint32_t { kText, kGrammar };

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "scheduler/adapter_use.h"
+#include "scheduler/event_state.h"
+#include "scheduler/host_tier_state.h"
 #include "scheduler/sequence.h"
 #include "scheduler/step_buffers.h"
 
@@ -49,12 +51,6 @@ struct TokenEntry {
   FIELD(uint32_t, hash);
   FIELD(uint32_t, token);  // + 1; 0: the entry is empty
 };
-
-struct Hash {
-  uint64_t low, high;
-};
-static_assert(sizeof(Hash) == kBlockHashBytes);
-BLINK_FN bool operator==(Hash a, Hash b) { return a.low == b.low && a.high == b.high; }
 
 struct LruEntry {
   uint32_t block, stamp;
@@ -227,6 +223,7 @@ struct State {
   STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);
   STATE_ARRAY(Hash, block_hashes, g.num_blocks);
   STATE_ARRAY(uint32_t, block_registrations, g.num_blocks);  // how often each was registered
+  STATE_ARRAY(Registration, block_ids, g.num_blocks);        // of a registered block: its own registration
   STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
   STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
@@ -243,6 +240,8 @@ struct State {
   STATE_ARRAY(uint32_t, hash_table, g.hash_entries);         // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
   STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
+  STATE_ARRAYS(EventLog, events);
+  STATE_ARRAYS(HostTier, host);
 
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
