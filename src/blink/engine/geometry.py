@@ -130,7 +130,7 @@ def build_geometry(
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
-    pooling_sizes() and of blocks in host memory. captures_adapters: whether steps with adapters have graphs of their own.
+    pooling_sizes() and of blocks in host memory; captures_adapters: whether steps with adapters have own graphs.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
