@@ -16,6 +16,8 @@ from blink.engine.base import Engine
 from blink.engine.boot import create_engine
 from blink.link.client import EngineClient
 
+_MAX_NUM_SEQS: int = EngineConfig.__dataclass_fields__["max_num_seqs"].default
+
 
 @contextmanager
 def run_engine(
@@ -23,7 +25,7 @@ def run_engine(
     *,
     device: str,
     num_blocks: int,
-    max_num_seqs: int = EngineConfig.max_num_seqs,
+    max_num_seqs: int = _MAX_NUM_SEQS,
     ranks: int = 1,
     create: Callable[[EngineConfig], Engine] = create_engine,
 ) -> Iterator[tuple[EngineClient, str]]:

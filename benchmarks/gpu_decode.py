@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from dummy_engine import run_engine
 from gauge import Gauge
-from step_bytes import cache_bytes, weight_bytes
+from step_bytes import cache_bytes, gguf_bytes, weight_bytes
 
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.base import Engine
@@ -118,8 +118,12 @@ def measure(
     windows.sort(key=lambda run: run.tpot_ms)
     window = windows[len(windows) // 2]
     itemsize = 2 if options.device == "cuda" else 4  # bfloat16 and float32, the engines' defaults
+    if options.model.is_file():
+        weights = gguf_bytes(options.model, spec, rows, itemsize)
+    else:
+        weights = weight_bytes(spec, rows, itemsize, options.quantization)
     ranks = options.tensor_parallel_size  # each reads about its part
-    weights = weight_bytes(spec, rows, itemsize, options.quantization) / ranks
+    weights /= ranks
     kv = cache_bytes(spec, rows, window.context, itemsize if options.kv_cache_dtype == "auto" else 1) / ranks
     return {
         "tpot_ms": window.tpot_ms,
@@ -147,7 +151,7 @@ def find_gauge() -> Gauge | None:
 def make_parser(description: str | None) -> argparse.ArgumentParser:
     """Return the options of what measures decoding."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("model", type=Path, help="directory with a config.json; weights are random")
+    parser.add_argument("model", type=Path, help="directory with a config.json, or a .gguf file; weights are random")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 256])
     parser.add_argument("--prompt-tokens", type=int, default=185)
     parser.add_argument("--max-model-len", type=int, default=4096)

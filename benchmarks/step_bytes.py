@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 from blink.formats.schemes import FP8_ROWS
 from blink.models.layers import LayerSpec
 from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
+from blink.models.weights.gguf_file import GgufFile
 
 
 def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = "auto") -> float:
@@ -29,6 +33,17 @@ def weight_bytes(spec: ModelSpec, rows: int, itemsize: int, quantization: str = 
         num_quantized -= unused if scheme else 0
     found = (num_weights - num_quantized) * itemsize + num_quantized * (scheme.weight_bytes if scheme else 0)
     return found - (spec.num_output_weights * (itemsize - output.weight_bytes) if output else 0)
+
+
+def gguf_bytes(path: Path, spec: ModelSpec, rows: int, itemsize: int) -> float:
+    """Return the same of a GGUF file's tensors as a GPU keeps them; itemsize: of what does not stay quantized."""
+    share = distinct_experts(spec.mixture, rows) / spec.mixture.experts if spec.mixture is not None else 0.0
+    found = 0.0
+    for name, tensor in GgufFile(path).tensors.items():
+        is_table = name.startswith("token_embd") and not spec.tie_embeddings
+        size = tensor.gpu_bytes if tensor.can_stay_quantized(on_gpu=True) else math.prod(tensor.shape) * itemsize
+        found += 0.0 if is_table else size * share if "_exps." in name else size
+    return found
 
 
 def distinct_experts(mlp: MoeMlp, rows: int) -> float:

@@ -14,6 +14,7 @@ from blink.adapters.client import LoRARequest
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
+from blink.offline.async_controls import AsyncControls
 from blink.offline.description import ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import (
@@ -35,7 +36,7 @@ from blink.text.generation import Generation
 _LOOK_SECONDS = 0.005
 
 
-class AsyncLLM(Absent):
+class AsyncLLM(AsyncControls, Absent):
     """Load a model and stream from it. Use from one event loop at a time.
 
     Use as an asynchronous context manager, or call shutdown(); else the engine stops when the object or the process
@@ -49,7 +50,7 @@ class AsyncLLM(Absent):
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
-        self._engine = LocalEngine(model, options)
+        self._engine = LocalEngine(model, options, waits_when_paused=True)
         self._finalizer = weakref.finalize(self, LocalEngine.close, self._engine)
         self._table = SequenceTable(self._engine.client, Observer())
         self._streams: dict[str, _Stream] = {}

@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass, field
 
 from blink.errors import ConfigError
+from blink.kv_events import KvEvents, read_kv_events
+from blink.kv_offload import OffloadConfig
 from blink.lora_config import LoraConfig
 from blink.message_formats import CALL_FORMATS, REASONING_FORMATS
 from blink.option import option, parse_object, require
@@ -121,9 +123,7 @@ class EngineConfig:
         0, "tokens of one step, prompt chunks included; 0: 2048 on GPU, 256 on CPU, or --max-num-seqs if that is more"
     )
     tensor_parallel_size: int = option(
-        1,
-        "ranks that share each layer's heads, experts and MLP; on the CPU threads; auto: as few GPUs as it fits",
-        words={"auto": FITTING_RANKS},
+        1, "ranks that share each layer; on CPU threads; auto: as few GPUs as it fits", words={"auto": FITTING_RANKS}
     )
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
@@ -148,8 +148,10 @@ class EngineConfig:
     overtake_share: float = option(
         0.01, "largest share of the time that prompts take from decoding by preempting decode steps; 0: none does"
     )
+    kv_offload: OffloadConfig = field(default_factory=OffloadConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     speculative_config: str = option("", "JSON object of speculative decoding: docs/speculation.md", metavar="JSON")
+    kv_events_config: str = option("", "JSON object of KV cache events: docs/kv-events.md", metavar="JSON")
     num_queue_pairs: int = option(4, "frontend workers that may attach")
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
@@ -157,7 +159,9 @@ class EngineConfig:
     stall_timeout: float = option(
         30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
     )
-    deterministic: bool = option(False, "give a request the same bits whatever else runs: docs/deterministic.md")
+    deterministic: bool = option(
+        False, "give a request the same bits whatever else runs (docs/deterministic.md); also VLLM_BATCH_INVARIANT=1"
+    )
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
@@ -166,10 +170,15 @@ class EngineConfig:
         """What drafts the scheduler makes."""
         return read_speculation(parse_object("speculative_config", self.speculative_config))
 
+    @property
+    def kv_events(self) -> KvEvents:
+        """What events of the KV cache are published."""
+        return read_kv_events(parse_object("kv_events_config", self.kv_events_config))
+
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
         require(self, "tensor_parallel_size", FITTING_RANKS, 64)
-        _ = self.speculation  # says what is wrong with it
+        _ = self.speculation, self.kv_events  # which say what is wrong with them
         names = "max_num_batched_tokens num_gpu_blocks_override kv_cache_memory_bytes prompt_arena_bytes cpu_threads"
         for name in names.split():
             require(self, name, 0)

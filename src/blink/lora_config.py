@@ -17,7 +17,7 @@ MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's
 class LoraConfig:
     """LoRA adapters on the served model."""
 
-    enable_lora: bool = option(False, "serve LoRA adapters; on the CPU engine only")
+    enable_lora: bool = option(False, "serve LoRA adapters")
     max_loras: int = option(1, "adapters that run at once")
     max_lora_rank: int = option(16, "largest rank of an adapter", choices=MAX_LORA_RANKS)
     max_cpu_loras: int = option(0, "adapters in the host's memory; 0: as many as run at once")

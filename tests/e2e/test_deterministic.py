@@ -38,6 +38,11 @@ def ask(llm: LLM, prompts: list[str], temperature: float, max_tokens: int) -> An
     return [*answer.token_ids], [{token: each.logprob for token, each in (place or {}).items()} for place in places]
 
 
+def fingerprint_of(llm: LLM) -> str:
+    """Return what the engine tells frontends."""
+    return vars(llm)["_client"].fingerprint
+
+
 def judge(chunks: tuple[int, ...], temperatures: tuple[float, ...], max_tokens: int) -> None:
     """Compare the answers of chunks of any length, alone and among others, with those of the whole prompt alone."""
     with load(256) as llm:
@@ -74,6 +79,8 @@ def test_bits_do_not_depend_on_the_prefix_cache_preemption_and_drafts() -> None:
     prompts = [PROMPT, *OTHERS]
     with load(64) as llm:
         expected = [answers(llm, [prompt])[0] for prompt in prompts]
+        fingerprint = fingerprint_of(llm)
+        assert fingerprint.startswith("cpu-")
     with load(64, enable_prefix_caching=True) as llm:
         assert answers(llm, prompts) == answers(llm, prompts) == expected
         assert llm.stats()["prefix_hits"] > 0
@@ -83,6 +90,7 @@ def test_bits_do_not_depend_on_the_prefix_cache_preemption_and_drafts() -> None:
     with load(64, speculative_config=SPECULATIVE) as llm:
         assert answers(llm, prompts) == expected
         assert llm.stats()["accepted_tokens"] > 0
+        assert fingerprint_of(llm) == fingerprint
 
 
 def test_weights_whose_rows_depend_on_each_other_are_refused(tmp_path: Any) -> None:

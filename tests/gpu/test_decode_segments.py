@@ -21,6 +21,7 @@ from blink.kernels.batch import Batch, Param
 from blink.kernels.gpu.device import has_clusters
 from blink.models.decoder import Decoder
 from blink.plan.execution_plan import NormStyle
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
 from model_driver import set_params
@@ -72,7 +73,7 @@ class Step:
         residual = torch.empty(0, device="cuda")  # only the general kernels keep anything there
 
         def run(layer: int) -> None:
-            size, layers = (self.rows, self.rows, True), range(layer, layer + 1)
+            size, layers = Bucket(self.rows, self.rows, decoding=True), range(layer, layer + 1)
             before = left[-1] if layer else None
             left.append(self.runner.forward_segment(self.batch, self.cache, size, layers, residual, before))
 

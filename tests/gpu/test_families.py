@@ -14,6 +14,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from model_driver import Driver, load_decoder
 from model_families import FAMILIES, check, generate, make_prompts, save_model
@@ -72,10 +73,10 @@ def trace_layers(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> dict[tupl
     found: dict[tuple[str, int], Tensor] = {}
 
     def forward(self: Runner, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        size = (num_tokens, num_rows, num_tokens == num_rows)
+        size = Bucket(num_tokens, num_rows, decoding=num_tokens == num_rows)
         for layer in range(decoder.spec.num_layers):
             self.forward_segment(batch, kv_cache, size, range(layer, layer + 1), residual)
-            found["decode" if size[2] else "prompt", layer] = residual[:num_tokens].float().cpu().clone()
+            found["decode" if size.decoding else "prompt", layer] = residual[:num_tokens].float().cpu().clone()
 
     monkeypatch.setattr(Runner, "forward", forward)
     driver = Driver(decoder)

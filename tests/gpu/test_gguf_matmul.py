@@ -15,13 +15,15 @@ from torch import Tensor
 from blink.config import ModelConfig
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
+from blink.formats.int4_arrays import pack_small_groups
+from blink.formats.matrix import QuantizedMatrix
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import list_weights
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.runner.matmul import linear
-from gguf_blocks import KINDS, Kind, dequantize, make_blocks
+from gguf_blocks import GPU_KINDS, KINDS, Kind, dequantize, make_blocks
 from gguf_conversion import convert
 from model_driver import Driver, compute_decoded_logits
 from triton_interpreter import IS_INTERPRETED, large
@@ -31,7 +33,8 @@ if not (torch.cuda.is_available() or IS_INTERPRETED):
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
 from blink.kernels.gpu.gemm import gguf as kernels
-from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight, pack_gguf
+from blink.kernels.gpu.gemm.gguf_weight import PlanarGgufWeight
+from blink.models.weights.planar import pack_gguf
 
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
 DTYPE = torch.float32 if IS_INTERPRETED else torch.bfloat16
@@ -51,7 +54,7 @@ MODEL: dict[str, Any] = {
     "eos_token_id": 7,
 }
 
-kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+kinds = pytest.mark.parametrize("kind", GPU_KINDS, ids=lambda kind: kind.name)
 
 
 def make_weight(
@@ -60,6 +63,7 @@ def make_weight(
     """Return a weight of parts of so many rows, and its values as the gguf package has them."""
     made = [(kind, make_blocks(kind, rows, columns, seed)) for seed, (kind, rows) in enumerate(parts)]
     weight = pack_gguf([GgufRows(int(kind), torch.from_numpy(rows)) for kind, rows in made], columns, DEVICE, dtype)
+    assert isinstance(weight, PlanarGgufWeight)
     return weight, torch.cat([dequantize(rows, kind) for kind, rows in made]).to(DEVICE)
 
 
@@ -100,6 +104,26 @@ def test_products_equal_those_of_the_dequantised_weight(kind: Kind, rows: int) -
         weight, values = make_weight([(kind, columns)], depth)
         x = draw(rows, depth)
         check(linear(x, weight), x, values)
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_small_groups_of_4_bits_stay_4_bits(group: int) -> None:
+    """Within what rounding their offsets to float16 takes: a small part of a step between numbers."""
+    matrix = draw_int4(21, 192 if group == 64 else 160, group)
+    arrays = pack_small_groups(matrix)
+    weight = PlanarGgufWeight([arrays], matrix.values.shape[1], torch.float32)
+    steps = matrix.scales.repeat_interleave(group, 1)
+    assert bool(((weight.dequantize() - matrix.dequantize(torch.float32)).abs() <= steps / 128).all())
+    x = torch.randn(3, weight.shape[1], device=DEVICE)
+    torch.testing.assert_close(linear(x, weight), x @ weight.dequantize().T, rtol=1e-4, atol=1e-4)
+
+
+def draw_int4(rows: int, columns: int, group: int) -> QuantizedMatrix:
+    torch.manual_seed(group)
+    size = (rows, columns // group)
+    scales = (0.01 * torch.rand(size, device=DEVICE) + 1e-3).half().float()
+    codes, zeros = (torch.randint(16, shape, dtype=torch.uint8, device=DEVICE) for shape in ((rows, columns), size))
+    return QuantizedMatrix(codes, scales, zeros)
 
 
 @large

@@ -87,6 +87,13 @@ def test_published_sizes_attend(device: torch.device, rows: Rows, sizes: LatentS
         check(device, rows, sizes, dtype=torch.bfloat16)
 
 
+@large
+@pytest.mark.parametrize("sizes", [FLASH, LITE, KIMI, DEEPSEEK], ids=str)
+@pytest.mark.parametrize("rows", [DECODE, MIXED, [(1, 1)], [(70, 70)], 7 * [(1, 70)]], ids=lambda rows: str(rows[0]))
+def test_rows_of_16_bits_attend_by_the_kernel_of_the_gpu(device: torch.device, rows: Rows, sizes: LatentSizes) -> None:
+    check(device, rows, sizes, padding=2, dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("rows", [DECODE[:4], MIXED], ids=["decode", "mixed"])
 def test_a_cache_in_fp8_gives_what_its_numbers_stand_for(device: torch.device, rows: Rows) -> None:
     check(device, rows, SMALL, kv_scales=SCALES)

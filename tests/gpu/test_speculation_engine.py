@@ -190,6 +190,20 @@ def test_a_form_is_kept_with_drafts(engines: tuple[EngineClient, EngineClient], 
     assert drafting.stats()["accepted_tokens"] > before + 50
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_what_a_form_forces_is_drafted_though_it_never_stood_before(
+    engines: tuple[EngineClient, EngineClient], temperature: float
+) -> None:
+    """Tokens are bytes here, so nothing but the verb is a choice."""
+    plain, drafting = engines
+    form = compile_structured(StructuredOutputsParams(regex=r'\{"the quick brown fox": "(jumps|over) a lazy dog"\}'))
+    request = make_request(9, temperature, automaton=form, max_tokens=100)
+    expected, steps = steps_of(plain, request)
+    found, taken = steps_of(drafting, request)
+    same([found], [expected], logprobs=1e-3)
+    assert taken < steps // 2
+
+
 @pytest.mark.parametrize("kv_cache", ["auto", "fp8"])
 def test_drafts_of_the_decode_kernels_are_accepted(kv_cache: str, tmp_path: Path) -> None:
     """In bf16, whose kernels write and read the cache in one launch.

@@ -71,12 +71,6 @@ inline void copy_box_to_all(void* to, const TensorMap& map, int column, int row,
 inline void arrive_in_cluster(unsigned barrier) { arrive(find_in_cluster<Barrier>(barrier)); }
 
 template <int kCount>
-inline void multiply_boxes(float (&d)[kCount], unsigned long long a, unsigned long long b) {
-  for (int i = 0; i < kCount; i++)
-    for (int k = 0; k < 16; k++) d[i] += Operand(a).by_k(row_of(i), k) * Operand(b).by_k(column_of(i), k);
-}
-
-template <int kCount>
 inline void multiply_rows(float (&d)[kCount], const unsigned (&a)[4], unsigned long long b) {
   multiply_registers(d, a, [&](int column, int k) { return Operand(b).by_k(column, k); });
 }

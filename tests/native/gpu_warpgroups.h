@@ -160,6 +160,12 @@ inline void multiply_keys(float (&d)[64], unsigned long long queries, unsigned l
     d[i] = sum;
   }
 }
+template <int kCount>
+inline void multiply_boxes(float (&d)[kCount], unsigned long long a, unsigned long long b) {
+  for (int i = 0; i < kCount; i++)
+    for (int k = 0; k < 16; k++) d[i] += Operand(a).by_k(row_of(i), k) * Operand(b).by_k(column_of(i), k);
+}
+
 // Add the products of a lane's registers, 16 k of two rows, with those of columns.
 template <int kCount, class Columns>
 inline void multiply_registers(float (&d)[kCount], const unsigned* a, Columns columns) {
@@ -173,7 +179,8 @@ inline void multiply_registers(float (&d)[kCount], const unsigned* a, Columns co
   for (int i = 0; i < kCount; i++)
     for (int k = 0; k < 16; k++) d[i] += own[i / 2 % 2][k] * columns(column_of(i), k);
 }
-inline void add_values(float (&d)[64], const unsigned* weights, unsigned long long values) {
+template <int kCount>
+inline void add_values(float (&d)[kCount], const unsigned* weights, unsigned long long values) {
   multiply_registers(d, weights, [&](int column, int k) { return Operand(values).by_n(column, k); });
 }
 

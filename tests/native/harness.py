@@ -76,6 +76,7 @@ class Harness:
         self._step = step
         self.now = 1_000_000_000
         self.scheduler: Any = self.state.struct
+        self.copy_order = self.state.array("copy_order", struct_dtype("CopyOrder"))
         self.queue_pairs = self.state.array("qps", struct_dtype("QueuePairState"))
         self.flows = self.state.array("flows", struct_dtype("Flow"))
         self.sequences = self.state.array("sequences", SEQUENCE)
@@ -86,6 +87,7 @@ class Harness:
         # Tokens, and their digest, in the recurrent states of each slot; and in each snapshot.
         self.states = np.full((int(geometry["num_slots"]), 2), -1, np.int64)
         self.snapshots = np.full((int(geometry["num_snapshots"]), 2), -1, np.int64)
+        self.host_histories = np.full((int(geometry["num_host_blocks"]), 2, config.block_size), -1, np.int64)
         self.block_size = config.block_size
         self.in_flight = False
         self.log_count = 0
@@ -139,8 +141,8 @@ class Harness:
         pair.request_attach()
         return pair
 
-    def step(self, milliseconds: float = 1.0, *, finish: bool = True) -> StepResult:
-        """Run one pass. A launched step is over before the next pass, unless `finish` says otherwise."""
+    def step(self, milliseconds: float = 1.0, *, finish: bool = True, copy: bool = True) -> StepResult:
+        """Run one pass. What it launches is over before the next one, unless `finish` (of steps) or `copy` say not."""
         self.now += int(milliseconds * MILLISECOND)
         result = StepResult(self._step(self.state.address, self.now))
         if result != StepResult.BUSY:
@@ -150,6 +152,7 @@ class Harness:
         if result == StepResult.LAUNCHED:
             self.in_flight = True
             self.num_launches += 1
+            self._copy_blocks()
             segment, num_segments = int(self.batch[0]["segment"]), int(self.scheduler["num_segments"])
             self.log_count += int(self.batch[0]["num_rows"]) * (segment == 0)
             if segment == 0:
@@ -158,6 +161,8 @@ class Harness:
                 self.compute()  # of a step in segments not before the last: whoever relies on more is found out
         if finish and self.in_flight:
             self.finish()
+        if copy:
+            self.copy_order["done"] = self.copy_order["ordered"]
         return result
 
     def finish(self, failed: int = 0) -> None:
@@ -202,6 +207,19 @@ class Harness:
         if len(self.window_histories):  # no later step may read what is free by now
             free = self.state.array("free_window_blocks", "u4")[: int(self.scheduler["num_free_window_blocks"])]
             self.window_histories.reshape(-1, self.block_size)[free] = -1
+
+    def _copy_blocks(self) -> None:
+        """Make the copies that a launch begins with, between the KV cache and the host's blocks."""
+        host, size = self.scheduler["host"], self.block_size
+        copies = self.state.array("host.copies", struct_dtype("HostCopy"))
+        for at in range(int(host["copies_first"]), int(host["copies_end"])):
+            block, host_block, to_host = copies[at % len(copies)].tolist()
+            cells, kept = slice(block * size, (block + 1) * size), self.host_histories[host_block]
+            if to_host:
+                kept[:] = self.kv[cells], self.histories[cells]
+            else:
+                assert (kept >= 0).all(), "a host block is restored that was never written"
+                self.kv[cells], self.histories[cells] = kept
 
     def _load_snapshots(self) -> None:
         """Let the rows of a step begin with the snapshots that they are to begin with."""
@@ -302,6 +320,12 @@ def with_windows(window: int, num_window_blocks: int) -> dict[str, int]:
     """Return the sizes of a model some of whose layers see `window` tokens, in so many window blocks."""
     entries = power_of_two(4 * num_window_blocks)
     return {"window": window, "num_window_blocks": num_window_blocks, "window_lru_entries": entries}
+
+
+def with_host(num_host_blocks: int, host_copies: int = 256) -> dict[str, int]:
+    """Return the sizes of a KV cache with so many blocks in host memory."""
+    entries = power_of_two(2 * num_host_blocks)
+    return {"num_host_blocks": num_host_blocks, "host_hash_entries": entries, "host_copies": host_copies}
 
 
 @contextmanager

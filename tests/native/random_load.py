@@ -34,6 +34,7 @@ STEPS_OF_EPISODE, EPISODES_OF_BLOCK = 250, 4
 FIRST_SEED = 12  # from here all kinds of decision are taken within two blocks
 LEASE_MS, AGE_MS = 500, 60
 _EVENTS = ("num_parked", "num_preemptions", "evicted_blocks", "prefix_hits", "num_rejected", "expired_leases")
+_EVENTS += ("host_hits", "host_blocks_stored")
 _EVENTS += ("num_drafts", "draft_tokens", "accepted_tokens")
 _EVENTS += ("finished_stop", "finished_length", "finished_abort", "finished_error", "automata_loaded", "prefix_resets")
 _BATCH = ("num_rows", "num_tokens", "num_decode_rows", "graph", "step", "segment")

@@ -47,6 +47,7 @@ inline Geometry small_geometry(uint32_t queue_pairs) {
     g.graphs[g.num_graphs++] = size;
   g.first_scoring_graph = g.num_graphs;
   for (const GraphSize size : {GraphSize{16, 6}, GraphSize{32, 6}}) g.graphs[g.num_graphs++] = size;
+  g.num_plain_graphs = g.num_graphs;
   g.lease_timeout_ns = g.stall_timeout_ns = 60'000'000'000;
   g.max_queue_age_ns = 2'000'000'000;
   g.segment_ns = 1'000'000;

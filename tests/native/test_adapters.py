@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from blink.engine.geometry import build_geometry
 from blink.link.queue_pair import NO_ADAPTER, AdapterId, QueuePair
-from blink.region.layout import ADAPTER_WORDS, SLOT_PARAMS, CqeKind, RejectCode, struct_dtype
+from blink.region.adapter_words import ADAPTER_WORDS
+from blink.region.layout import DECISION_LOG_ENTRY, SLOT_PARAMS, CqeKind, RejectCode, StepResult, struct_dtype
+from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
     Inbox,
+    Step,
     expected_tokens,
     run_until_finished,
     running,
@@ -136,6 +140,65 @@ def test_the_slot_that_was_not_used_for_the_longest_time_is_taken() -> None:
         assert uses["slot"][1] == 0
 
 
+def test_others_go_on_while_an_adapter_is_copied_and_no_sequence_in_a_step_has_its_slot() -> None:
+    with running(small_config(), **SIZES) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapters = [host.load(index, content=index + 1) for index in range(3)]
+        other = submit(h, pair, adapters[0], count=30)
+        for _ in range(3):
+            h.step()
+        h.step(finish=False)
+        waiting = [submit(h, pair, adapter) for adapter in adapters[1:]]
+        h.step(finish=False, copy=False)  # a step is in flight
+        assert h.copy_order["ordered"] - h.copy_order["done"] == 1
+        assert (int(h.copy_order["source"][0]), int(h.copy_order["target"][0])) == (1, 1)
+        for _ in range(10):
+            h.step(copy=False)
+            assert adapters_in_step(h) == {0}
+        inbox.drain(pair)
+        assert len(inbox.tokens(other)) >= 10
+        run_until_finished(h, inbox, [pair], [other, *waiting])
+        assert inbox.tokens(other) == expected_tokens(PROMPT, 30, VOCAB)
+        assert [inbox.tokens(each) for each in waiting] == [expected_tokens(PROMPT, 9, VOCAB)] * 2
+
+
+def test_a_copy_stays_for_a_while_for_the_sequence_that_waited_for_it() -> None:
+    with running(small_config(), num_adapters=4, num_adapter_slots=1) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapters = [host.load(index, content=index + 1) for index in range(2)]
+        places = h.state.array("adapter_places", "i4")
+        first = submit(h, pair, adapters[0])
+        for _ in range(2):
+            h.step(copy=False)
+        second = submit(h, pair, adapters[1])
+        for _ in range(5):
+            h.step(copy=False)
+            assert places.tolist() == [1]
+        pair.cancel(first)  # it never ran
+        run_until_finished(h, inbox, [pair], [first, second])
+        assert places.tolist() == [2]
+        assert inbox.tokens(second) == expected_tokens(PROMPT, 9, VOCAB)
+
+
+def test_the_host_gets_an_adapter_back_only_when_it_is_no_longer_copied() -> None:
+    with running(small_config(), **SIZES) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapter = host.load(2, content=1)
+        sequence = submit(h, pair, adapter)
+        for _ in range(2):
+            h.step(copy=False)
+        assert h.copy_order["ordered"] == 1
+        pair.cancel(sequence)
+        host.take_back(2)
+        for _ in range(5):
+            h.step(copy=False)
+        assert (int(host.words[2]["num_users"]), int(host.words[2]["seen"])) == (0, adapter.generation)
+        assert host.waits_for(2, 0)
+        later = submit(h, pair, host.load(2, content=2))
+        run_until_finished(h, inbox, [pair], [later])
+        assert inbox.tokens(later) == expected_tokens(PROMPT, 9, VOCAB)
+
+
 def test_a_prompt_meets_only_blocks_of_its_own_adapters_content_whatever_hashes_it_sends() -> None:
     with running(small_config(), **SIZES) as h:
         pair, inbox, host = h.frontend(), Inbox(), Host(h)
@@ -159,15 +222,19 @@ def test_a_prompt_meets_only_blocks_of_its_own_adapters_content_whatever_hashes_
         assert found(host.load(1, content=3)) == 0
 
 
-def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> None:
-    """The harness checks the scheduler's invariants after each pass."""
+def play(turns: int, step: Step = lib.blink_step) -> tuple[dict[int, list[int]], list[tuple[int, ...]]]:
+    """Play random requests, reloads and slow copies; return what sequences that were taken have got, and all decisions.
+
+    The harness checks the scheduler's invariants after each pass.
+    """
     draw = random.Random(5)
-    with running(small_config(max_num_seqs=4), num_blocks=14, **SIZES) as h:
+    with running(small_config(max_num_seqs=4), num_blocks=14, step=step, **SIZES) as h:
+        h.region.header["hash_key"] = range(16)  # the order of evictions must not hang on it
         pairs, inbox, host = [h.frontend(0), h.frontend(1)], Inbox(), Host(h)
         adapters = [host.load(index, content=index + 1) for index in range(4)]
         taken: dict[int, int] = {}
         wanted: dict[int, list[int]] = {}
-        for turn in range(400):
+        for turn in range(turns):
             pair = draw.choice(pairs)
             if pair.num_live < 8:
                 prompt = [draw.randrange(VOCAB) for _ in range(draw.randrange(1, 40))]
@@ -181,7 +248,7 @@ def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> No
                 index = draw.randrange(4)
                 host.take_back(index)
                 taken[index] = turn
-            h.step()
+            h.step(finish=draw.random() < 0.8, copy=draw.random() < 0.5)
             assert len(adapters_in_step(h)) <= 2
             for each in [index for index in taken if host.words[index]["seen"] == 0]:
                 del taken[each]
@@ -191,10 +258,21 @@ def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> No
             h.step()
             _drain(pairs, inbox)
         ended = {key: inbox.tokens(key) for key in wanted if not refusals(inbox, key)}
-        assert len(ended) > 150
         assert ended == {key: wanted[key] for key in ended}
         assert h.statistic("num_preemptions") > 0
         assert not host.words["num_users"].any()
+        assert h.copy_order["ordered"] > turns // 20
+        log = h.state.array("log", DECISION_LOG_ENTRY)[: h.log_count]
+        return ended, [tuple(entry) for entry in log.tolist()]
+
+
+def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> None:
+    ended, _ = play(500)
+    assert len(ended) > 150
+
+
+def test_any_number_of_lanes_pages_adapters_as_one_does(lane_steps: Callable[[int], Step]) -> None:
+    assert play(120, lane_steps(3)) == play(120)
 
 
 def _drain(pairs: list[QueuePair], inbox: Inbox) -> None:
@@ -203,3 +281,32 @@ def _drain(pairs: list[QueuePair], inbox: Inbox) -> None:
         pair.renew_lease()
         for completion in pair.drain().copy():
             inbox.completions.setdefault(int(completion["sequence"]) << 1 | number, []).append(completion)
+        pair._free_tags.sort()  # completions of one step come in any order
+
+
+def test_a_step_takes_the_graph_of_its_kind_for_adapters_only_where_a_row_has_one() -> None:
+    geometry = build_geometry(small_config(), max_model_len=64, vocab_size=VOCAB, num_blocks=64, captures_adapters=True)
+    num_plain, num_graphs = int(geometry["num_plain_graphs"]), int(geometry["num_graphs"])
+    sizes = {"graphs": geometry["graphs"], "num_graphs": num_graphs, "num_plain_graphs": num_plain}
+    assert num_graphs == 2 * num_plain
+    with running(small_config(), **SIZES, **sizes) as h:
+        pair, inbox, host = h.frontend(), Inbox(), Host(h)
+        adapter = host.load(1, content=1)
+        plain = [submit(h, pair, NO_ADAPTER, count=20) for _ in range(2)]
+        under = submit(h, pair, adapter, count=5)
+        seen = set[tuple[bool, bool]]()
+        for _ in range(40):
+            launched = h.step() == StepResult.LAUNCHED
+            inbox.drain(pair)
+            if not launched:
+                continue
+            graph, has_adapter = int(h.batch[0]["graph"]), bool(adapters_in_step(h))
+            assert (graph >= num_plain) == has_adapter
+            size = h.geometry["graphs"][graph]
+            assert int(h.batch[0]["num_tokens"]) <= size["tokens"] and int(h.batch[0]["num_rows"]) <= size["rows"]
+            decodes = int(h.batch[0]["num_decode_rows"]) == int(h.batch[0]["num_rows"])
+            assert (graph % num_plain < int(h.geometry["num_decode_graphs"])) == decodes
+            seen.add((has_adapter, decodes))
+        assert seen >= {(True, True), (True, False), (False, True)}
+        assert inbox.tokens(under) == expected_tokens(PROMPT, 5, VOCAB)
+        assert [inbox.tokens(each) for each in plain] == [expected_tokens(PROMPT, 20, VOCAB)] * 2

@@ -114,6 +114,21 @@ def test_drafts_that_were_useless_for_long_do_not_keep_others_from_theirs() -> N
     assert found < 0.75 * plain
 
 
+def test_a_cost_that_was_too_high_once_fades() -> None:
+    """Steps with drafts seem to take ten times as long for a while. Later they are tried again."""
+    config = small_config(speculative_config='{"num_speculative_tokens": 4}', lease_timeout=3600, stall_timeout=3600)
+    with running(config, max_model_len=1024, num_blocks=640) as h:
+        clock, pair = Clock(h, FLAT, FLAT), h.frontend()
+        usual = clock.decode(pair, [ANSWER], 400)
+        clock.truth = {rows: cost * (10 if rows > 1 else 1) for rows, cost in FLAT.items()}
+        disturbed = clock.decode(pair, [ANSWER], 400)
+        clock.truth = FLAT
+        drafts = clock.num_drafts[-1]
+        while clock.decode(pair, [ANSWER], 400) > 1.2 * usual:
+            assert len(clock.num_drafts) < 20_000, "drafts are never tried again"
+        assert clock.num_drafts[-1] > drafts and disturbed > 2 * usual
+
+
 def test_a_sequence_rests_longer_while_nothing_is_accepted() -> None:
     """Drafts cost nothing: the credit lets all of them pass."""
     config = small_config(

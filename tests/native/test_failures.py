@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import blink
-from blink.engine.base import conclude
+from blink.engine.conclusion import conclude
 from blink.region.layout import CONSTANTS, EngineState, ErrorCode, StepResult, place_name
 from blink.region.native import lib
+from blink.sampling_params import SamplingParams
 from conftest import Compile
-from harness import MILLISECOND, Harness, Inbox, Step, run_until_finished, running, small_config, submit
+from harness import MILLISECOND, Harness, Inbox, Step, run_until_finished, running, small_config, submission, submit
+from test_adapters import Host
 
 CSRC = Path(blink.__file__).parent / "csrc"
 PROMPT = [3, 1, 4, 1, 5]
@@ -125,6 +127,17 @@ def test_a_launch_that_fails_stops_the_engine(compile_native: Compile) -> None:
     with running(small_config()) as h:
         submit(h, h.frontend(), PROMPT)
         check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=int(h.geometry["num_decode_graphs"]))
+
+
+def test_a_copy_of_an_adapter_that_fails_stops_the_engine(compile_native: Compile) -> None:
+    library = ctypes.CDLL(str(compile_native("no_launch.cpp", "-shared", "-fPIC")))
+    library.no_launch_step.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    with running(small_config(), num_adapters=3, num_adapter_slots=1) as h:
+        pair, adapter = h.frontend(), Host(h).load(1, content=1)
+        pair.submit(submission(PROMPT)._replace(adapter=adapter), SamplingParams(max_tokens=4))
+        h.step()
+        check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=adapter.index)
+        assert place_name(h.region.control_word("error_place")).startswith("adapter_paging.h:")
 
 
 def test_the_engine_logs_the_error_with_its_place_and_exits_with_1(caplog: pytest.LogCaptureFixture) -> None:

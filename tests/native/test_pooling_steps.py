@@ -166,6 +166,6 @@ def test_a_prompt_fills_the_context_only_where_nothing_follows(width: int, longe
 def test_the_queue_of_completions_holds_the_vectors_of_two_full_steps() -> None:
     config = small_config(max_num_seqs=4, max_sequences_per_worker=8)
     sizes: Any = {"max_model_len": 64, "vocab_size": VOCAB, "num_blocks": 64}
-    geometry = build_geometry(config, **sizes, pooling={"vector_width": 1024, "task": Task.EMBED})
+    geometry = build_geometry(config, **sizes, others={"vector_width": 1024, "task": Task.EMBED})
     assert int(geometry["cq_entries"]) >= 2 * 4 * (1024 // 4 + 1) + 8
     assert geometry["first_scoring_graph"] == geometry["num_graphs"], "no graph of prompt logprobs is captured"

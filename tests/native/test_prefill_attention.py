@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from attention_items import plan_items
 from conftest import CompileDevice
 
-_KV_HEADS, _HEAD_DIM, _TILE_PAIRS, _ITEM_WORDS = 2, 128, 128, 16
+_KV_HEADS, _HEAD_DIM, _TILE_PAIRS = 2, 128, 128
 Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 
 
@@ -29,7 +30,7 @@ def attend(compile_device: CompileDevice) -> Attend:
 
     def attend_row(query: Tensor, cache: Tensor, table: Tensor, context: int, chunk_keys: int) -> Tensor:
         num_tokens, heads, _ = query.shape
-        items = plan(num_tokens, context, _TILE_PAIRS // (heads // _KV_HEADS), chunk_keys)
+        items = plan_items(num_tokens, context, _TILE_PAIRS // (heads // _KV_HEADS), chunk_keys)
         counters = torch.zeros(len(items), _KV_HEADS, dtype=torch.int32)
         partials = torch.full((len(items), _KV_HEADS, _TILE_PAIRS, _HEAD_DIM), torch.nan)
         lses, out = partials[..., 0].contiguous(), torch.full_like(query, torch.nan)
@@ -41,20 +42,6 @@ def attend(compile_device: CompileDevice) -> Attend:
         return out
 
     return attend_row
-
-
-def plan(num_tokens: int, context: int, tile_queries: int, chunk_keys: int) -> Tensor:
-    """Return the items of one row, as attention_plan.py would, with one without queries behind them."""
-    items: list[list[int]] = []
-    for first in range(0, num_tokens, tile_queries):
-        count = min(tile_queries, num_tokens - first)
-        position = context - num_tokens + first
-        starts = range(0, position + count, chunk_keys)
-        first_partial = len(items)
-        for start in starts:
-            end = min(start + chunk_keys, position + count)
-            items.append([first, count, position, start, end, 0, len(items), first_partial, len(starts)])
-    return torch.tensor([item + [0] * (_ITEM_WORDS - len(item)) for item in [*items, [0] * 9]], dtype=torch.int32)
 
 
 _HEADS = [(4, 16), (3, 8), (1, 128)]

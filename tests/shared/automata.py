@@ -61,11 +61,11 @@ class PlainAutomaton:
             rows.append({each: entries[slot] for each, slot in enumerate(slots) if slot < 7})
             at += 16
         for _ in range(num_sparse):
-            *entries, c0, c1, c2, c3, c4, _ = struct.unpack_from("<5H6B", data, at)
+            *entries, c0, c1, c2, c3, c4, _guess = struct.unpack_from("<5H6B", data, at)
             rows.append(dict(reversed(list(zip((c0, c1, c2, c3, c4), entries, strict=True)))))
             at += 16
         for _ in range(num_single):
-            entry, byte_class, _ = struct.unpack_from("<HBB", data, at)
+            entry, byte_class, _guess = struct.unpack_from("<HBB", data, at)
             rows.append({byte_class: entry})
             at += 4
         at = (at + num_patterns * self.num_classes + 3) // 4 * 4

@@ -51,7 +51,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.ready = True
         self.info: RegionInfo | None = ENGINE
-        self.unavailable_reason = ""
+        self.unavailable_reason = self.fingerprint = ""
         self.refusal: BlinkError | None = None
         self.is_silent = False  # takes requests, and answers none
         self.submitted: list[SimpleNamespace] = []

@@ -69,14 +69,16 @@ _OLMO_CALL = r"""
 _HERMES_FORM = r'<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 
 
-def _show(begin: str, end: str) -> str:
+def show(begin: str, end: str) -> str:
+    """Return what shows earlier reasoning between marks."""
     return rf"""
         {{%- if message.reasoning_content %}}
             {{{{- '{begin}' + message.reasoning_content + '{end}' }}}}
         {{%- endif %}}"""
 
 
-def _switch(name: str, on: str, off: str) -> str:
+def switch(name: str, on: str, off: str) -> str:
+    """Return what writes a text by a condition."""
     return rf"{{%- if {name} %}}{{{{- '{on}' }}}}{{%- else %}}{{{{- '{off}' }}}}{{%- endif %}}"
 
 
@@ -107,16 +109,16 @@ class Chat:
         return text
 
 
-_JSON = (
+JSON_ARGUMENTS = (
     '{"hotel": "007", "nights": 3, "price": 99.5, "smoking": false, "guests": ["Zoë", "O\\"Neill"], '
     '"address": {"city": "<Paris>"}, "note": null}'
 )
-_BOTH = (("book_room", ARGUMENTS), ("today", {}))
+BOTH = (("book_room", ARGUMENTS), ("today", {}))
 
 
 def _calling(text: str, look_alike: str) -> tuple[Reply, ...]:
     """Return a reply with two calls behind a sentence, and one that only speaks of calls."""
-    calling = Reply(text=f"I will book it.\n\n{text}", content="I will book it.", calls=_BOTH)
+    calling = Reply(text=f"I will book it.\n\n{text}", content="I will book it.", calls=BOTH)
     return calling, Reply(text=look_alike, content=look_alike)
 
 
@@ -127,10 +129,11 @@ _GEMMA_REPLIES = _calling(
     "A call begins with call:today{}.",
 )
 _MISTRAL_REPLIES = _calling(
-    f"[TOOL_CALLS]book_room[ARGS]{_JSON}[TOOL_CALLS]today[ARGS]{{}}", "A call is today[ARGS]{} behind its mark."
+    f"[TOOL_CALLS]book_room[ARGS]{JSON_ARGUMENTS}[TOOL_CALLS]today[ARGS]{{}}",
+    "A call is today[ARGS]{} behind its mark.",
 )
 _MISTRAL_LISTS = _calling(
-    f'[TOOL_CALLS] [{{"name": "book_room", "arguments": {_JSON}, "id": "abcdefghi"}}, '
+    f'[TOOL_CALLS] [{{"name": "book_room", "arguments": {JSON_ARGUMENTS}, "id": "abcdefghi"}}, '
     '{"name": "today", "arguments": {}, "id": "abcdefghj"}]',
     'A call is {"name": "today"} in a list.',
 )
@@ -154,7 +157,7 @@ _GEMMA = {
     "MODEL": "model",
     "MODE": r"{%- if enable_thinking %}{{- '<|turn>system\n<|think|>\n<turn|>\n' }}{%- endif %}",
     "FORM": "<|tool_call>call:NAME{key:value}<tool_call|>",
-    "SHOW": _show(r"<|channel>thought\n", r"\n<channel|>"),
+    "SHOW": show(r"<|channel>thought\n", r"\n<channel|>"),
     "CALL": "{{- '<|tool_call>call:' + call.name + write(call.arguments) + '<tool_call|>' }}",
 }
 _MISTRAL = {"BEGIN": "<s>", "TURN": "[", "LINE": "]", "END": "</s>", "FORM": "[TOOL_CALLS]NAME[ARGS]{}"}
@@ -174,7 +177,7 @@ MODELS = {
     "Gemma-4-31B": Chat(
         calls="gemma4",
         reasoning="gemma4",
-        parts=_GEMMA | {"OPEN": _switch("enable_thinking", "", r"<|channel>thought\n<channel|>")},
+        parts=_GEMMA | {"OPEN": switch("enable_thinking", "", r"<|channel>thought\n<channel|>")},
         on={"enable_thinking": True},
         off={},
         thought="<|channel>thought\n%s\n<channel|>",
@@ -197,7 +200,7 @@ MODELS = {
     "Ministral-3-Reasoning": Chat(
         calls="mistral",
         reasoning="mistral",
-        parts=_MISTRAL | {"SHOW": _show("[THINK]", "[/THINK]")},
+        parts=_MISTRAL | {"SHOW": show("[THINK]", "[/THINK]")},
         thought="[THINK]%s[/THINK]",
         replies=_MISTRAL_REPLIES,
     ),
@@ -222,8 +225,8 @@ MODELS = {
         reasoning="qwen3",
         parts=_HERMES
         | {
-            "SHOW": _show(r"<think>\n", r"\n</think>\n"),
-            "OPEN": _switch("enable_thinking is undefined or enable_thinking", "", r"<think>\n\n</think>\n"),
+            "SHOW": show(r"<think>\n", r"\n</think>\n"),
+            "OPEN": switch("enable_thinking is undefined or enable_thinking", "", r"<think>\n\n</think>\n"),
         },
         off={"enable_thinking": False},
         thought="<think>\n%s\n</think>\n",
@@ -238,9 +241,9 @@ MODELS = {
             "TURN": "<seed:bos>",
             "END": "<seed:eos>",
             "FORM": r"<seed:tool_call>\n<function=f>\n<parameter=x>1</parameter>\n</function>\n</seed:tool_call>",
-            "SHOW": _show("<seed:think>", "</seed:think>"),
+            "SHOW": show("<seed:think>", "</seed:think>"),
             "CALL": _SEED_CALL,
-            "OPEN": _switch(
+            "OPEN": switch(
                 "thinking_budget == 0",
                 r"<seed:think><seed:cot_budget_reflect>No budget.</seed:cot_budget_reflect>\n</seed:think>",
                 "",
@@ -274,7 +277,7 @@ MODELS = {
         parts=_HERMES
         | {
             "MODE": "{#- An answer stands between <response> and </response>. #}",
-            "SHOW": _show(r"<think>\n", r"\n</think>\n"),
+            "SHOW": show(r"<think>\n", r"\n</think>\n"),
             "OPEN": r"{{- '<think>\n' }}",
         },
         is_open=True,

@@ -11,9 +11,18 @@ import torch
 
 Kind = gguf.GGMLQuantizationType
 KINDS = (Kind.Q4_0, Kind.Q4_1, Kind.Q8_0, Kind.Q4_K, Kind.Q6_K)
-HALVES = {Kind.Q4_0: (0,), Kind.Q4_1: (0, 2), Kind.Q8_0: (0,), Kind.Q4_K: (0, 2), Kind.Q6_K: (208,)}  # where scales are
+GPU_KINDS = (*KINDS, Kind.Q5_K)
+# Where scales are.
+HALVES = {
+    Kind.Q4_0: (0,),
+    Kind.Q4_1: (0, 2),
+    Kind.Q8_0: (0,),
+    Kind.Q4_K: (0, 2),
+    Kind.Q5_K: (0, 2),
+    Kind.Q6_K: (208,),
+}
 # Of blocks whose numbers have a mean of about 0 and a deviation of about 0.05.
-K_SCALES = {Kind.Q4_K: (2e-4, 1.5e-3), Kind.Q6_K: (4e-5,)}
+K_SCALES = {Kind.Q4_K: (2e-4, 1.5e-3), Kind.Q5_K: (1e-4, 1.55e-3), Kind.Q6_K: (4e-5,)}
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 

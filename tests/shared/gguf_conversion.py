@@ -10,11 +10,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 import torch
+from gguf.gguf_writer import GGUFValue
 from safetensors.torch import load_file
 
+from benchmark_programs import load_benchmark
 from blink.models.families import FAMILIES
-from blink.models.layers import CONV_WIDTH, Attention, GatedDeltaNet
-from blink.models.mlps import DenseMlp, MoeMlp
+from blink.models.latent import Latent
+from blink.models.layers import Attention, GatedDeltaNet
+from blink.models.mlps import MoeMlp
 from blink.models.rope import LinearScaling
 from blink.models.spec import ModelSpec
 from gguf_blocks import quantize
@@ -50,24 +53,19 @@ def convert(
     """Write a safetensors directory as GGUF, with the gguf package's own table of names.
 
     kinds: types of the matrices, in turn; what has no whole blocks stays float32. variant: "joined" for experts' gates
-    and ups in one tensor, "grouped" for qwen3next as it was first, "drafts" for a layer more than the model's.
+    and ups in one tensor, "grouped" for qwen3next as it was first, "drafts" for a layer more than the model's, "whole"
+    for latent attention as it was first.
     """
-    attention, mlp = spec.attentions[0], spec.layers[0].mlp
+    attention = spec.attentions[0]
     weights, num_drafts = read_weights(directory, spec, variant), int(variant == "drafts")
     names = gguf.get_tensor_name_map(arch, spec.num_layers + num_drafts)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_block_count(spec.num_layers + num_drafts)
     if num_drafts:
         writer.add_nextn_predict_layers(num_drafts)
-    writer.add_context_length(spec.max_model_len)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(mlp.size)
-    writer.add_head_count(attention.heads)
-    writer.add_head_count_kv(attention.kv_heads)
-    writer.add_key_length(attention.head_dim)
-    writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
-    writer.add_rope_freq_base(_last(spec).rope.theta)
-    writer.add_rope_dimension_count(attention.rope.rotary_dim)
+    load_benchmark("gguf_header").add_sizes(writer, spec)
+    if variant == "whole" and attention.latent is not None:
+        describe_heads(writer, attention.heads, attention.latent)
     writer.add_token_list([f"token {i}" for i in range(spec.vocab_size)])
     writer.add_eos_token_id(7)
     add_options(writer, spec)
@@ -78,7 +76,7 @@ def convert(
             value = value + 1
         if arch in INTERLEAVED and ("q_proj" in name or "k_proj" in name):
             value = interleave(value, attention.heads if "q_proj" in name else attention.kv_heads)
-        stored = names.get_name(name, (".weight", ".bias"))
+        stored = names.get_name(name.replace("_correction_bias", "_correction.bias"), (".weight", ".bias"))
         assert stored is not None
         kind = next(turns)
         if value.ndim == 1 or "gate_inp" in stored or value.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0]:
@@ -101,10 +99,38 @@ def read_weights(directory: Path, spec: ModelSpec, variant: str) -> dict[str, to
     recurrent = next((layer.mixer.recurrence for layer in spec.layers if layer.mixer.recurrence), None)
     if isinstance(recurrent, GatedDeltaNet):
         weights = convert_recurrent(weights, recurrent, grouped=variant == "grouped")
-    mlp = spec.layers[0].mlp
+    latent = None if spec.layers[0].mixer.attention is None else spec.layers[0].mixer.attention.latent
+    if latent is not None and variant != "whole":
+        weights = split_expansions(weights, latent)
+    mlp = spec.layers[-1].mlp
     if isinstance(mlp, MoeMlp):
         stack_experts(weights, spec, mlp.experts, joined=variant == "joined")
     return weights
+
+
+def describe_heads(writer: gguf.GGUFWriter, heads: int, latent: Latent) -> None:
+    """Describe latent attention as one of many heads, which have keys and values of their own."""
+    values, prefix = writer.kv_data[0], "deepseek2.attention."
+    for name, size in (("head_count_kv", heads), ("key_length", latent.query), ("value_length", latent.value)):
+        values[prefix + name] = GGUFValue(size, gguf.GGUFValueType.UINT32)
+    for name in ("key_length_mla", "value_length_mla"):
+        del values[prefix + name]
+
+
+def split_expansions(weights: dict[str, torch.Tensor], latent: Latent) -> dict[str, torch.Tensor]:
+    """Return tensors with those that make keys and values of latents apart, each head's for keys transposed."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in weights.items():
+        if "kv_b_proj" in name:
+            heads = value.view(-1, latent.nope + latent.value, latent.rank)
+            keys, values = heads.split([latent.nope, latent.value], 1)
+            found |= {
+                name.replace("kv_b", "k_b"): keys.mT.contiguous(),
+                name.replace("kv_b", "v_b"): values.contiguous(),
+            }
+        else:
+            found[name] = value
+    return found
 
 
 def split_shared_mlp(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -120,21 +146,12 @@ def split_shared_mlp(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor
     return found
 
 
-def add_mixture(writer: gguf.GGUFWriter, mlp: DenseMlp | MoeMlp) -> None:
-    """Write the sizes of a mixture of experts, if it is one."""
-    if not isinstance(mlp, MoeMlp):
-        return
-    writer.add_expert_count(mlp.experts)
-    writer.add_expert_used_count(mlp.router.top_k)
-    writer.add_expert_feed_forward_length(mlp.size)
-    if mlp.shared_size:
-        writer.add_expert_shared_feed_forward_length(mlp.shared_size)
-
-
 def stack_experts(weights: dict[str, torch.Tensor], spec: ModelSpec, count: int, *, joined: bool) -> None:
     """Put the matrices of all experts of a layer into one tensor; joined: gates and ups together."""
     place, parts = EXPERT_PARTS.get(spec.architecture, ("mlp", ("gate_proj", "up_proj", "down_proj")))
     for layer in range(spec.num_layers):
+        if not isinstance(spec.layers[layer].mlp, MoeMlp):
+            continue
         prefix = f"model.layers.{layer}.{place}.experts"
         for part in parts:
             stacked = [weights.pop(f"{prefix}.{expert}.{part}.weight") for expert in range(count)]
@@ -191,15 +208,6 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     """Write what a family adds, under the names that llama.cpp's converter uses."""
     attention = _last(spec)
     rope = attention.rope
-    add_mixture(writer, spec.layers[0].mlp)
-    recurrent = spec.layers[0].mixer.recurrence
-    if isinstance(recurrent, GatedDeltaNet):
-        writer.add_ssm_conv_kernel(CONV_WIDTH)
-        writer.add_ssm_state_size(recurrent.k_dim)
-        writer.add_ssm_group_count(recurrent.k_heads)
-        writer.add_ssm_time_step_rank(recurrent.v_heads)
-        writer.add_ssm_inner_size(recurrent.out_size)
-        writer.add_full_attention_interval(4)
     if window := max(attention.window for attention in spec.attentions):
         writer.add_sliding_window(window)
     if attention.softcap:
@@ -226,6 +234,8 @@ def add_options(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(4.0)
         writer.add_rope_scaling_orig_ctx_len(32)
+        if attention.latent is not None:  # a tenth of mscale_all_dim
+            writer.add_rope_scaling_yarn_log_mul(0.1)
     if isinstance(rope.scaling, LinearScaling):
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope.scaling.factor)

@@ -93,7 +93,7 @@ def _classes(model_types: list[str]) -> list[str]:
 
 
 def _gguf(name: str, family: Family) -> str:
-    as_mixture = [other.gguf for other in FAMILIES.values() if other.gguf_mixture == name]
+    as_mixture = [other.gguf for other in FAMILIES.values() if other.gguf_mixture == name or name in other.gguf_others]
     return _list([family.gguf] if family.gguf else as_mixture) or _NONE
 
 

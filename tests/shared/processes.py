@@ -7,7 +7,6 @@ import os
 import secrets
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ import httpx
 from blink.errors import EngineUnavailableError
 from blink.region.layout import EngineState
 from blink.region.memory import open_region
+from forking import start_blink
 from ports import free_port
 
 if TYPE_CHECKING:
@@ -87,10 +87,9 @@ def start_frontend(
 ) -> Frontend:
     port = port or free_port()
     url = f"{'https' if '--ssl-certfile' in ' '.join(flags) else 'http'}://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "blink", "frontend", f"--region={region}", f"--port={port}"]
     # A test's requests all come from one client, which keeps connections for five seconds: it is the one to close them.
-    command += ["--max-client-share=1", "--keep-alive-timeout=60", *flags]
-    process = subprocess.Popen(command)
+    usual = ("--max-client-share=1", "--keep-alive-timeout=60")
+    process = start_blink("frontend", f"--region={region}", f"--port={port}", *usual, *flags)
     http = httpx.Client(base_url=url, timeout=300, trust_env=False, verify=verify)
     frontend = Frontend(process, port, url, http)
     if wait:
@@ -103,8 +102,7 @@ def start_frontend(
 def run_engine(*flags: str, device: str = "cpu") -> Iterator[Engine]:
     """An engine in a region of its own, until the end."""
     name = f"e2e-{os.getpid()}-{secrets.token_hex(3)}"
-    command = [sys.executable, "-m", "blink", "engine", f"--region={name}", f"--device={device}", "--cpu-threads=1"]
-    process = subprocess.Popen([*command, *flags])
+    process = start_blink("engine", f"--region={name}", f"--device={device}", "--cpu-threads=1", *flags)
     try:
         wait_for(lambda: is_ready(process, name), _BOOT_SECONDS)
         yield Engine(process, name)

@@ -67,7 +67,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False},
     "packed": compressed("pack-quantized", _INT4_WEIGHTS, None),
-    # Groups that no kernel takes: dequantised everywhere.
+    # Groups that a GPU keeps in a GGUF format's arrays.
     "awq-64": {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"},
     "gptq-32": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False},
     "packed-64": compressed("pack-quantized", {**_INT4_WEIGHTS, "group_size": 64}, None),

@@ -30,7 +30,16 @@ def test_a_group_is_printed_alone(capsys: pytest.CaptureFixture[str], topic: str
 
 def test_groups_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = help_on(capsys, "listgroup").splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["model", "engine", "rdma", "lora", "frontend", "serve", "sample"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "model",
+        "engine",
+        "rdma",
+        "offload",
+        "lora",
+        "frontend",
+        "serve",
+        "sample",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
@@ -38,7 +39,10 @@ def _values(config_class: type) -> st.SearchStrategy[Any]:
         if "choices" in option.metadata:
             return st.sampled_from(option.metadata["choices"])
         if option.metadata.get("metavar") == "JSON":
-            told = '{"method": "ngram"}' if option.name == "speculative_config" else '{"a": [1]}'
+            offload = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1}}
+            known = {"speculative_config": '{"method": "ngram"}', "kv_events_config": '{"topic": "kv"}'}
+            known["kv_transfer_config"] = json.dumps(offload)
+            told = known.get(option.name, '{"a": [1]}')
             return st.sampled_from(["", told])
         # An empty repeatable flag cannot be told from one that is absent.
         drawn = _KINDS[kind].filter(bool) if kind == tuple[str, ...] else _KINDS[kind]

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from blink.cli.flags import build_config
 from blink.cli.main import parse
-from blink.config import FrontendConfig
+from blink.config import FrontendConfig, ServeConfig
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DEPLOY = _ROOT / "deploy"
@@ -34,7 +35,14 @@ def command_lines() -> dict[str, list[str]]:
     found |= {f"image {i}": json.loads(line) for i, line in enumerate(re.findall(r"^CMD (.*)$", _CONTAINERFILE, re.M))}
     found["systemd"] = shlex.split(unit[1].replace("$BLINK_FLAGS", flags[1]))
     found["kubernetes"] = documents("kubernetes/blink.yaml")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    found["kubernetes, cache-aware"] = cache_aware_container()["args"]
     return found
+
+
+def cache_aware_container() -> dict[str, Any]:
+    """The container that is told of a router that knows KV caches."""
+    [patch] = documents("kubernetes/cache-aware/servers.yaml")
+    return patch["spec"]["template"]["spec"]["containers"][0]
 
 
 @pytest.mark.parametrize("place", command_lines())
@@ -85,3 +93,30 @@ def test_kubernetes_probes_routes_and_pool_lead_to_the_servers_port() -> None:
     assert pool["spec"]["targetPorts"] == [{"number": FrontendConfig().port}]
     [backend] = route["spec"]["rules"][0]["backendRefs"]
     assert (backend["kind"], backend["name"]) == (pool["kind"], pool["metadata"]["name"])
+
+
+def test_a_cache_aware_router_and_its_servers_agree() -> None:
+    """The picker binds the port to which servers connect, and reads their topics, hashes and blocks as they are."""
+    container, [values] = cache_aware_container(), documents("kubernetes/cache-aware/picker-values.yaml")
+    engine = build_config(ServeConfig, parse(container["args"])).engine
+    extension = values["inferenceExtension"]
+    config = yaml.safe_load(extension["pluginsCustomConfig"][extension["pluginsConfigFile"]])
+    scorer = next(each["parameters"] for each in config["plugins"] if each["type"] == "precise-prefix-cache-scorer")
+    assert scorer["tokenProcessorConfig"]["blockSize"] == engine.block_size
+    assert scorer["indexerConfig"]["tokenizersPoolConfig"]["modelName"] == engine.model.model
+    events, picker = engine.kv_events, scorer["kvEventsConfig"]
+    assert events.is_on and events.topic.startswith(picker["topicFilter"]) and "$(POD_IP):8000" in events.topic
+    pool, _ = documents("kubernetes/inference-pool.yaml")
+    host, port = events.endpoint.removeprefix("tcp://").split(":")
+    assert host == pool["spec"]["endpointPickerRef"]["name"] and picker["zmqEndpoint"] == f"tcp://*:{port}"
+    assert int(port) in {each["port"] for each in extension["extraServicePorts"]}
+    assert values["inferencePool"]["modelServers"]["matchLabels"] == pool["spec"]["selector"]["matchLabels"]
+    names = {plugin["pluginRef"] for profile in config["schedulingProfiles"] for plugin in profile["plugins"]}
+    assert names <= {plugin["type"] for plugin in config["plugins"]}
+    [base] = documents("kubernetes/blink.yaml")[0]["spec"]["template"]["spec"]["containers"]
+    assert container["name"] == base["name"] and "preStop" in base["lifecycle"]
+    assert {*base["args"]} <= {*container["args"]}, "a patch replaces all arguments"
+    [overlay] = documents("kubernetes/cache-aware/kustomization.yaml")
+    folder = _DEPLOY / "kubernetes" / "cache-aware"
+    paths = [*overlay["resources"], *(patch["path"] for patch in overlay["patches"])]
+    assert all((folder / path).exists() for path in paths)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +21,10 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.lora import WeightParts
+from blink.lora_config import LoraConfig
 from blink.models.weights.loader import load_model
+from blink.plan.site import Bucket
 from blink.region.layout import EngineState
 from blink.region.memory import Region, region_path
 from blink.runner.run import Runner
@@ -27,10 +32,12 @@ from tiny_model import BLOCK_BYTES, write_tiny_model
 
 pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
+gpu_adapters = pytest.importorskip("blink.engine.gpu_adapters")
 
 GIB = 1 << 30
-Log = list[tuple[int, int, str] | tuple[tuple[int, int, bool], range] | int | str]
+Log = list[tuple[int, int, str] | tuple[Bucket, range] | int | str]
 STEP_BYTES = 12345
+NO_LORA = LoraConfig()
 
 
 class DeviceTwin:
@@ -82,14 +89,14 @@ def log_step(model: Runner, batch: Batch, kv_cache: KvCache, tokens: int, rows: 
 
 
 def log_segment(
-    model: Runner, batch: Batch, kv_cache: KvCache, size: tuple[int, int, bool], layers: range, *others: object
+    model: Runner, batch: Batch, kv_cache: KvCache, size: Bucket, layers: range, *others: object
 ) -> str | None:
     """Leave something between the segments of decoding steps, which the next has to be given."""
     del model, batch, kv_cache
     _, before = others
-    assert (before == f"up to layer {layers.start}") is (size[2] and layers.start > 0)
+    assert (before == f"up to layer {layers.start}") is (size.decoding and layers.start > 0)
     DeviceTwin.log.append((size, layers))
-    return f"up to layer {layers.stop}" if size[2] else None
+    return f"up to layer {layers.stop}" if size.decoding else None
 
 
 @pytest.fixture
@@ -121,13 +128,15 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     return DeviceTwin.log
 
 
-def boot(folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int) -> tuple[base.Engine, str]:
+def boot(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, lora: LoraConfig = NO_LORA
+) -> tuple[base.Engine, str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
     region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
     path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128, num_hidden_layers=2)
     model = ModelConfig(model=str(path), load_format="dummy")
     config = EngineConfig(
-        model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5
+        model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5, lora=lora
     )
     return gpu.GpuEngine(config), region
 
@@ -145,13 +154,46 @@ def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_
     expected += [f"time {index}" for index in (0, 0, 1, 2, 3, 4, 5, 2) for _ in "ab"]  # at last with a long context
     for index in (5, 4, 3, 2, 1):
         tokens, rows, kind = sizes[index]
-        halves: Log = [((tokens, rows, kind == "decoding"), range(layer, layer + 1)) for layer in range(2)]
+        halves: Log = [(Bucket(tokens, rows, kind == "decoding"), range(layer, layer + 1)) for layer in range(2)]
         expected += [*halves, f"segments {index}" + " apart" * (kind == "decoding"), *halves]
     assert log == expected
     assert DeviceTwin.num_blocks == 77
     assert engine.run() == 0
     assert log[len(expected) :] == ["prepare", "start", "energy 0000:41:00.0", "destroy graphs", "close"]
     assert not region_path(region).exists()
+
+
+def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_adapters, "Uploader", lambda: lambda target, source: target.copy_(source))
+    lora = LoraConfig(enable_lora=True, max_loras=2)
+    engine, _ = boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=lora)
+    kinds = {index: step for step, index in itertools.pairwise(log) if isinstance(index, int)}
+    assert log[0] == (40, 4, "scoringadapters")
+    assert len(kinds) == 18
+    for index in range(9):
+        plain = kinds[index]
+        assert isinstance(plain, tuple) and kinds[index + 9] == (*plain[:2], f"{plain[-1]}adapters")
+    buckets = [entry[0] for entry in log if isinstance(entry, tuple)]
+    assert {bucket.adapters for bucket in buckets if isinstance(bucket, Bucket)} == {False, True}
+    assert engine.run() == 0
+    more = LoraConfig(enable_lora=True, max_loras=1, max_cpu_loras=2)
+    with pytest.raises(ConfigError, match="--max-cpu-loras: a GPU holds all adapters in its own memory"):
+        boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, lora=more)
+
+
+def test_copies_are_captured_only_where_the_scheduler_orders_them(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = gpu_adapters.GpuAdapters
+    monkeypatch.setattr(memory, "copy_ordered", lambda _, order: log.append(f"copy by {len(order)} words"))
+    order, like, scheduler = torch.zeros(4, dtype=torch.int32), torch.empty(0), Mock()
+    for upload in (lambda target, source: target.copy_(source), None):
+        adapters = memory({1: WeightParts((32, 16), (slice(0, 32),))}, 2, 2, 16, like, upload)
+        gpu_adapters.capture_copies(scheduler, adapters, order)
+    assert log == ["copy by 4 words"]
+    scheduler.capture_copy.assert_called_once()
+    scheduler.capture_copy.call_args.args[0]()
+    assert log == ["copy by 4 words"] * 2
 
 
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

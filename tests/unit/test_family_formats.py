@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chats with Gemma 4, Mistral's, Olmo's, SmolLM3, Seed-OSS, Granite and Ernie, by their chat templates alone."""
+"""Chats with families from Gemma 4 to Ernie, and with GLM, MiniMax, DeepSeek and Kimi, by their templates alone."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from blink.grammar.compiler import compile_structured
 from blink.text.message.formats import find_call_format
 from blink.text.message.reasoning_formats import REASONING_FORMATS, find_reasoning_format
 from chat_formats import TALK, TOOLS, USER, cuts_of, meaning_of, parse, read_chat, read_form, render
-from family_templates import MODELS, Chat
+from family_templates import MODELS as SMALL_FAMILIES
+from family_templates import Chat
 from qwen_templates import THOUGHT, Reply
+from routed_templates import MODELS as ROUTED_FAMILIES
+
+MODELS = {**SMALL_FAMILIES, **ROUTED_FAMILIES}
 
 CASES = [
     pytest.param(model, reply, id=f"{name}-{place}")
@@ -91,7 +95,8 @@ def test_forced_calls_are_calls_and_follow_the_reasoning(model: Chat, thinks: bo
     params = constrain_message(parsed.params, parsed.tool_use, form).structured_outputs
     assert params is not None
     automaton = PlainAutomaton(compile_structured(params).data)
-    before = think_briefly(model) if model.reasoning and (thinks or model.is_open) else ""
+    is_always_open = model.is_open and model.off is None
+    before = think_briefly(model) if model.reasoning and (thinks or is_always_open) else ""
     call = CALL_TEXTS["mistral, named" if "[ARGS]" in model.template else model.calls]
     assert automaton.accepts(f"{before}{call}".encode())
     assert meaning_of(parse(form, list(before + call)))[2] == [("book_room", {"hotel": "7"})]
@@ -139,4 +144,14 @@ CALL_TEXTS = {
     "olmo3": '<function_calls>book_room(hotel="7")</function_calls>',
     "seed_oss": "<seed:tool_call>\n<function=book_room>\n<parameter=hotel>\n7\n</parameter>\n</function>\n"
     "</seed:tool_call>",
+    "glm45": "<tool_call>book_room\n<arg_key>hotel</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>book_room<arg_key>hotel</arg_key><arg_value>7</arg_value></tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="book_room">\n<parameter name="hotel">7</parameter>\n</invoke>\n'
+    "</minimax:tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>book_room\n```json\n"
+    '{"hotel": "7"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>book_room<｜tool▁sep｜>"
+    '{"hotel": "7"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.book_room:0<|tool_call_argument_begin|>"
+    '{"hotel": "7"}<|tool_call_end|><|tool_calls_section_end|>',
 }

@@ -34,7 +34,7 @@ from quantized_checkpoints import CONFIG, SCHEMES
 TABLE = Path(__file__).with_name("format_bytes.json")
 CONFIGS = Path(blink.models.__file__).parent / "configs"
 FORMATS: Mapping[str, dict[str, Any] | None] = {"none": None, **SCHEMES, "mxfp4": QUANTIZATION}
-_FACTS = ("bits", "group", "experts_only", "can_stay", "weight_bytes", "kept_bytes", "title")
+_FACTS = ("bits", "group", "experts_only", "in_arrays", "weight_bytes", "kept_bytes", "title")
 
 
 def list_configs() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -60,7 +60,7 @@ def test_ggml_numbers_are_those_of_the_gguf_package_and_of_the_kernels() -> None
         if one.ggml >= 0:
             assert gguf.GGMLQuantizationType(one.ggml).name == one.name
             assert FormatId.of_ggml(GgufRows(one.ggml, torch.empty(0)).format) is one
-            assert row_bytes(one.ggml, 256) > 0
+            assert (row_bytes(one.ggml, 256) > 0) == (one is not FormatId.Q5_K)  # which no CPU kernel takes
     with pytest.raises(KeyError):
         FormatId.of_ggml(-1)
 

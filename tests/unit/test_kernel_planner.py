@@ -266,8 +266,10 @@ def test_each_layer_of_glm_4_7_flash_has_kernels(*, fp8: bool) -> None:
         assert found.norms is NormStyle.KERNEL
         dense, mixture = found.layers[0], found.layers[1]
         assert dense.query is not None and mixture.query is not None and mixture.experts is not None
-        prompts = "; prompts: 64 x 32" if tokens else ""
-        assert mixture.attend == Choice(LATENT_ATTENTION, f"32 x 32{prompts} (by rule)")
+        prompts, narrow = ("; prompts: 64 x 64", "; prompts: 64 x 32") if tokens else ("", "")
+        assert mixture.attend == Choice(LATENT_ATTENTION, f"64 x 64{prompts} by warpgroups (by rule)")
+        in_fp8 = plan(replace(model, kv_dtype="float8_e4m3fn"), rows, tokens=tokens).layers[1]
+        assert in_fp8.attend == Choice(LATENT_ATTENTION, f"32 x 32{narrow} (by rule)")
         assert (mixture.experts.kernel == PERMUTED) == (not tokens)
     assert model.layers[1].router == Matrix(64, 2048, Layout.ROWS, None, "float32")
 

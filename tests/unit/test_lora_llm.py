@@ -7,52 +7,23 @@ import gc
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from blink import LLM, LoRARequest, SamplingParams
+from blink import LoRARequest
 from blink.adapters.client import AdapterClient
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.boot import create_engine
 from blink.errors import BadRequestError, ConfigError
 from blink.lora_config import LoraConfig
-from lora_adapters import find_targets, write_adapter
-from model_families import save_model
+from lora_adapters import write_adapter
+from lora_calls import GREEDY, PROMPTS, Models, generate
 from processes import resident_mib
-
-PROMPTS = [[5] * 20 + [index + 30] * 3 for index in range(9)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-class Models:
-    """A small model, and adapters of it."""
-
-    def __init__(self, folder: Path) -> None:
-        model = save_model("llama-3.1", folder / "base")
-        self.base, self.folder, self.targets = folder / "base", folder, find_targets(model)
-        self.adapters = [self.request(index) for index in range(8)]
-
-    def request(self, index: int, name: str = "") -> LoRARequest:
-        """Write an adapter of a seed; return how calls name it."""
-        path = write_adapter(self.folder / (name or f"adapter-{index}"), self.targets, seed=index, rank=1 + index)
-        return LoRARequest(name or f"adapter-{index}", index + 1, str(path))
-
-    def open(self, **options: Any) -> LLM:
-        sizes: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 100}
-        sizes |= {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "enable_lora": True}
-        return LLM(model=str(self.base), **(sizes | options))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     yield Models(tmp_path_factory.mktemp("lora"))
-
-
-def generate(llm: LLM, prompts: list[list[int]], lora: Any = None) -> list[list[int]]:
-    outputs = llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=lora)
-    return [output.outputs[0].token_ids for output in outputs]
 
 
 def test_eight_adapters_and_none_in_one_batch_are_each_as_alone(models: Models) -> None:
@@ -136,8 +107,10 @@ def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
     )
     with pytest.raises(ConfigError, match="other machines"):
         create_engine(replace(plain, rdma_listen="127.0.0.1:0"))
-    with pytest.raises(ConfigError, match="not served on a GPU yet"):
-        create_engine(replace(plain, device="cuda"))
+    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
+        create_engine(replace(plain, tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match="--deterministic"):
+        create_engine(replace(plain, deterministic=True))
     with pytest.raises(ConfigError, match="must be at least --max-loras"):
         _ = LoraConfig(enable_lora=True, max_loras=4, max_cpu_loras=2).num_adapters
 

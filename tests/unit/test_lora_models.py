@@ -6,11 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from blink import LLM, LoRARequest, SamplingParams
 from lora_adapters import find_targets, merge, write_adapter
+from lora_calls import make_prompts
 from model_families import FAMILIES, save_model
 
 # All of the family's matrices that adapters may change: of a mixture of experts those of attention, and what is dense.
@@ -22,13 +22,6 @@ DENSE = [
 EXPERTS = ["qwen3_moe", "mixtral", "gpt_oss", "glm4_moe", "llama4", "gemma4-moe"]
 FAST = ["llama-3.1", "qwen3_moe"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-
-
-def make_prompts(count: int) -> list[list[int]]:
-    """Return prompts of which some begin alike."""
-    draw = np.random.default_rng(3)
-    lengths = draw.integers(2, 70, count)
-    return [[5] * (index % 3 * 16) + draw.integers(3, 128, length).tolist() for index, length in enumerate(lengths)]
 
 
 def open_llm(path: Path, **options: Any) -> LLM:

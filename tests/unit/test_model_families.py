@@ -17,6 +17,7 @@ from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES as KNOWN
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from model_driver import Driver
 from model_families import FAMILIES, MXFP4, NUM_NEW, check, count_parameters, generate, make_prompts, save_model
@@ -48,8 +49,9 @@ def test_steps_in_segments_compute_what_whole_steps_do(
     residual = torch.full((4096, decoder.spec.hidden_size), torch.nan)
 
     def forward_in_segments(self: Runner, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
+        size = Bucket(num_tokens, num_rows, decoding=False)
         for layer in range(decoder.spec.num_layers):
-            self.forward_segment(batch, kv_cache, (num_tokens, num_rows, False), range(layer, layer + 1), residual)
+            self.forward_segment(batch, kv_cache, size, range(layer, layer + 1), residual)
 
     whole = run_driver(decoder)
     monkeypatch.setattr(Runner, "forward", forward_in_segments)

@@ -243,7 +243,7 @@ def test_arguments_that_ask_for_what_is_not_here_are_refused() -> None:
         lambda: refuse(lora_request=object()),
         lambda: priorities_of([1, 2], 3),
         lambda: rules_of("prompt", add_special_tokens=True, given={"padding": True}),
-        *(getattr(Absent(), name) for name in ("encode", "classify", "sleep", "collective_rpc")),
+        *(getattr(Absent(), name) for name in ("encode", "classify", "apply_model", "get_metrics")),
     ):
         with pytest.raises(BadRequestError):
             call()

@@ -14,6 +14,7 @@ from blink import LLM, SamplingParams
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
+from blink.plan.site import Bucket
 from model_families import FAMILIES, MXFP4, check, generate, make_prompts, save_model
 from rank_models import RankRunner, drive_ranks, run_oracle, run_to_end
 from tiny_model import write_tiny_model
@@ -73,10 +74,10 @@ class SegmentRunner(RankRunner):
     """All ranks, a layer at a time, with nothing but the residual from one to the next."""
 
     def forward(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        runner, size = self.followers.runner, (num_tokens, num_rows, False)
+        runner, size = self.followers.runner, Bucket(num_tokens, num_rows, decoding=False)
         residual = torch.full((num_tokens, runner.model.spec.hidden_size), torch.nan)
         for layer in range(runner.model.spec.num_layers):
-            plan = StepPlanWords(PlanKind.SEGMENT, *size, False, layer, layer + 1)
+            plan = StepPlanWords(PlanKind.SEGMENT, num_tokens, num_rows, False, False, layer, layer + 1)
             layers = range(layer, layer + 1)
             self.followers.run(
                 plan, lambda layers=layers: runner.forward_segment(batch, kv_cache, size, layers, residual)

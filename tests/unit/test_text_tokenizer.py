@@ -154,6 +154,12 @@ def metadata(pre: str, merges: list[str] | None = None, **extra: Any) -> dict[st
         ("qwen2", "IT'S 123 ok!\n\n x", ["IT", "'S", " ", "1", "2", "3", " ok", "!\n\n", " x"]),
         ("qwen2", "नमस्ते 12", ["नमस", "्त", "े", " ", "1", "2"]),  # vowel signs are marks, no letters
         ("qwen35", "नमस्ते 12!", ["नमस्ते", " ", "1", "2", "!"]),
+        ("glm4", "It's 12345 of_x!\n\n", ["It", "'s", " ", "123", "45", " of", "_x", "!\n\n"]),
+        (
+            "deepseek-v3",
+            "ab 1234漢字かな .cd_ef 5+6",
+            ["ab", " ", "123", "4", "漢字かな", " .", "cd", "_ef", " ", "5", "+", "6"],
+        ),
         ("dbrx", "a.b 12345", ["a", ".b", " ", "123", "45"]),
         ("gpt-4o", "helloWorld's 1234", ["hello", "World's", " ", "123", "4"]),
     ],

@@ -113,7 +113,8 @@ def test_the_page_about_vllm_is_what_the_table_says() -> None:
             ["--enable-lora", "--lora-modules", "a=b", "c=d"],
             ["--enable-lora", "--lora-modules=a=b", "--lora-modules=c=d"],
         ),
-        (["--kv-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
+        (["--weight-transfer-config", "{ }", "--cpu-offload-gb", "0"], []),
+        (["--kv-transfer-config", "{ }"], ["--kv-transfer-config={ }"]),
         (["--speculative-config", "None"], ["--speculative-config={}"]),
         (
             ["-sc.method", "ngram", "-sc.prompt_lookup_max=3"],

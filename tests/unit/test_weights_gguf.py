@@ -69,6 +69,27 @@ GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.125,
     "logits_scaling": 2.5,
 }
+ROUTED: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+}
+LATENT: dict[str, Any] = {
+    **ROUTED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 64,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 24,
+}
 MODELS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
     "llama": (gguf.MODEL_ARCH.LLAMA, {"tie_word_embeddings": True}),
     "qwen3": (gguf.MODEL_ARCH.QWEN3, {"head_dim": 32}),
@@ -147,6 +168,22 @@ MODELS: dict[str, tuple[gguf.MODEL_ARCH, dict[str, Any]]] = {
             "position_embedding_type": "nope",
         },
     ),
+    "glm4_moe": (
+        gguf.MODEL_ARCH.GLM4_MOE,
+        {**ROUTED, "head_dim": 32, "use_qk_norm": True, "attention_bias": True},
+    ),
+    "glm4_moe_lite": (
+        gguf.MODEL_ARCH.DEEPSEEK2,
+        {**LATENT, "n_group": 1, "topk_group": 1, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+    "deepseek_v3": (
+        gguf.MODEL_ARCH.DEEPSEEK2,
+        {**LATENT, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek_v2": (
+        gguf.MODEL_ARCH.DEEPSEEK2,
+        {**LATENT, "q_lora_rank": None, "topk_method": "group_limited_greedy", "norm_topk_prob": False},
+    ),
     "qwen3_next": (gguf.MODEL_ARCH.QWEN3NEXT, {**RECURRENT, **SHARED}),
     "qwen3_5_text": (gguf.MODEL_ARCH.QWEN35, RECURRENT),
     "qwen3_5_moe_text": (gguf.MODEL_ARCH.QWEN35MOE, {**RECURRENT, **SHARED}),
@@ -162,6 +199,9 @@ def save(model_type: str, path: Path) -> gguf.MODEL_ARCH:
             if name.endswith(("A_log", "dt_bias")):  # which start alike, or so large that all is forgotten
                 weight.copy_(2 * torch.rand_like(weight) - 1)
             elif name.endswith(".bias"):  # which start at 0
+                weight.copy_(torch.randn_like(weight))
+        for name, weight in model.named_buffers():
+            if name.endswith("correction_bias"):
                 weight.copy_(torch.randn_like(weight))
     model.save_pretrained(path)
     return arch
@@ -181,6 +221,7 @@ def run(path: Path) -> tuple[torch.Tensor, list[list[int]]]:
         ("qwen3_next", "grouped"),
         ("qwen3_5_moe_text", "joined"),
         ("qwen3_5_text", "drafts"),
+        ("deepseek_v3", "whole"),
     ],
 )
 def test_a_converted_model_gives_the_tokens_of_the_original(
@@ -189,7 +230,8 @@ def test_a_converted_model_gives_the_tokens_of_the_original(
     torch.manual_seed(31)
     arch, converted = save(model_type, tmp_path), tmp_path / "model.gguf"
     convert(tmp_path, converted, arch, read_spec(tmp_path), variant=variant)
-    names = {"granitemoehybrid": "granite"}  # as converters write what has no recurrent layers
+    # As converters write what has no recurrent layers; what is computed as another.
+    names = {"granitemoehybrid": "granite", "glm4_moe_lite": "deepseek_v3"}
     spec = read_spec(tmp_path)
     assert read_spec(converted) == replace(spec, architecture=names.get(model_type, spec.architecture))
     logits, tokens = run(tmp_path)
@@ -208,6 +250,7 @@ def test_a_converted_model_gives_the_tokens_of_the_original(
         # Joined matrices; one format that has no kernels.
         pytest.param("phi3", (Kind.Q4_0, Kind.Q5_0), marks=pytest.mark.long),
         ("mixtral", (Kind.Q8_0,)),  # experts
+        ("deepseek_v3", (Kind.Q8_0,)),  # latent attention, whose rows are moved; experts of sigmoids
         ("qwen3_5_text", (Kind.Q8_0, Kind.Q4_0)),  # value heads of a whole block: their columns can be moved
         # Experts of 48 columns, which stay float32.
         pytest.param("qwen3_moe", (Kind.Q4_1,), marks=pytest.mark.long),

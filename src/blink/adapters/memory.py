@@ -15,11 +15,11 @@ import torch
 from blink.adapters.modules import list_modules
 from blink.adapters.peft_files import Adapter, read_adapter
 from blink.adapters.protocol import Held
-from blink.errors import ConfigError, EngineUnavailableError, OverloadedError
-from blink.kernels.lora import Updates
+from blink.errors import EngineUnavailableError, OverloadedError
+from blink.kernels.lora import AdapterStore
 from blink.lora_config import LoraConfig
 from blink.models.decoder import Decoder
-from blink.region.layout import ADAPTER_WORDS, field_offset
+from blink.region.adapter_words import adapter_word_offset
 from blink.region.memory import Region
 from blink.region.native import lib
 
@@ -32,18 +32,12 @@ _ROOM_SECONDS = 30.0  # until an adapter is there that nobody uses
 class AdapterMemory:
     """Hold adapters by index. load() and unload() may be called from any thread."""
 
-    def __init__(self, region: Region, model: Decoder, config: LoraConfig) -> None:
-        """Prepare for the adapters of a model; none is there yet.
-
-        Raises:
-            ConfigError: the model has no matrix that an adapter may change.
-        """
+    def __init__(self, region: Region, model: Decoder, config: LoraConfig, store: AdapterStore) -> None:
+        """Prepare for the adapters of a model; none is there yet. store: where the model reads them."""
         self._modules, self._max_rank = list_modules(model), config.max_lora_rank
-        self._like = torch.empty(0, dtype=model.dtype, device=model.device)
-        if not self._modules or model.spec.pooling is not None:
-            raise ConfigError("--enable-lora: adapters of this model are not served yet")
+        self._like = torch.empty(0, dtype=model.dtype)
         self._words = _Words(region, config.num_adapters)
-        self.updates: list[Updates | None] = [None] * config.num_adapters  # the runner reads it
+        self._store = store
         self._held: list[Held | None] = [None] * config.num_adapters
         self._unused = [0] * config.num_adapters  # each one's last use when somebody asked for it
         self._contents: dict[bytes, int] = {}  # a number for each content that ever was: none names another's blocks
@@ -89,12 +83,13 @@ class AdapterMemory:
         """Free what was withdrawn and nobody uses any more."""
         for index, held in enumerate(self._held):
             if held is not None and not self._is_offered(held) and self._words.load(index, "seen") == 0:
-                self._held[index] = self.updates[index] = None
+                self._held[index] = None
+                self._store.clear(index)
 
     def _place(self, index: int, adapter: Adapter) -> Held:
         self._num_loads += 1
         content = self._contents.setdefault(adapter.content, len(self._contents) + 1)
-        self.updates[index] = adapter.updates
+        self._store.put(index, adapter.updates)
         held = self._held[index] = Held(index, self._num_loads, adapter.content.hex())
         self._unused[index] = self._words.load(index, "last_use")
         self._words.store(index, "content", content)
@@ -134,7 +129,6 @@ class _Words:
 
     def __init__(self, region: Region, count: int) -> None:
         self._region = region
-        self._offset = int(region.header["adapters_offset"])
         self._count = count
 
     def store(self, index: int, field: str, value: int) -> None:
@@ -154,4 +148,4 @@ class _Words:
 
     def _address(self, index: int, field: str) -> int:
         assert 0 <= index < self._count
-        return self._region.address + self._offset + index * ADAPTER_WORDS.itemsize + field_offset(ADAPTER_WORDS, field)
+        return self._region.address + adapter_word_offset(self._region.header, index, field)

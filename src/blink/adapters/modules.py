@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from blink.errors import ConfigError
 from blink.formats.base import Weight
+from blink.kernels.lora import WeightParts
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.families.base import Family
@@ -27,6 +29,22 @@ class Module:
     rows: slice  # of the weight
     shape: tuple[int, int]  # out and in, as files have them
     order: Tensor | None  # which of the file's rows are the weight's; None: all, as they are
+
+
+def find_weights(model: Decoder) -> Mapping[int, WeightParts]:
+    """Return the weights that adapters may change, by identity.
+
+    Raises:
+        ConfigError: the model has none, or pools.
+    """
+    found: dict[int, WeightParts] = {}
+    for module in list_modules(model).values():
+        known = found.get(id(module.weight))
+        rows = (*(() if known is None else known.rows), module.rows)
+        found[id(module.weight)] = WeightParts((module.weight.shape[0], module.weight.shape[1]), rows)
+    if not found or model.spec.pooling is not None:
+        raise ConfigError("--enable-lora: adapters of this model are not served yet")
+    return found
 
 
 def list_modules(model: Decoder) -> Mapping[str, Module]:

@@ -295,7 +295,7 @@ class ApiService:
         reply = parsed.reply
         reply.id, reply.created = reply_id, int(time.time())
         reply.model = parsed.model if parsed.model and self.adapters.find(parsed.model) else self.model_name
-        reply.tokenizer = self.assets.tokenizer
+        reply.tokenizer, reply.fingerprint = self.assets.tokenizer, self.poller.group.fingerprint
         if parsed.kept_input is not None and self.store_limits is not None:
             reply.keeper = Keeper(open_store(self.store_limits), owner, reply_id, parsed.kept_input)
         return reply

@@ -178,13 +178,13 @@ def _keeps_blocks(gpu: Gpu | None) -> bool:
 def _count_gguf(path: Path, spec: ModelSpec, plain_size: int) -> WeightBytes:
     """Count what an engine keeps of a GGUF file, and what it reads of that for one token.
 
-    plain_size: bytes of a number that does not stay quantised; 4 on a CPU, whose experts do.
+    plain_size: bytes of a number that does not stay quantised; 4 on a CPU.
     """
     total, read, on_gpu = 0, 0.0, plain_size < 4
     share = spec.mixture.router.top_k / spec.mixture.experts if spec.mixture else 0.0  # of the experts that are read
     for name, tensor in GgufFile(path).tensors.items():
         size = math.prod(tensor.shape) * plain_size
-        if tensor.can_stay_quantized and not (on_gpu and "_exps." in name):
+        if tensor.can_stay_quantized(on_gpu=on_gpu):
             size = tensor.gpu_bytes if on_gpu else tensor.num_bytes
         total += size
         if "_exps." in name:

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
+from blink.engine.adapters import MakeAdapters, make_host_adapters, make_store, open_sockets
 from blink.engine.cache_size import CacheShape, CacheSize
+from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
 from blink.engine.geometry import (
     build_geometry,
@@ -27,7 +29,9 @@ from blink.engine.geometry import (
     graph_sizes,
     pooling_sizes,
 )
-from blink.engine.vocabulary import read_vocabulary
+from blink.engine.host_tier import host_sizes
+from blink.engine.kv_publisher import open_publishers
+from blink.engine.vocabulary import read_vocabulary, write_vocabulary
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -36,8 +40,9 @@ from blink.link.rdma.listener import open_listener
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import load_model, resolve_dtype
-from blink.region.layout import EngineState, ErrorCode, StepKind, place_name
-from blink.region.memory import Region, create_region, publish_region
+from blink.plan.site import Bucket
+from blink.region.layout import EngineState, StepKind
+from blink.region.memory import create_region, publish_region
 from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
 from blink.speculation import check_recurrent
@@ -57,6 +62,8 @@ class Engine(ABC):
     default_pooling_tokens: ClassVar[int]  # likewise of a model that pools
     default_segment_ms: ClassVar[float]  # likewise
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
+    captures_adapters: ClassVar[bool] = False  # whether steps with adapters have graphs of their own
+    make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -69,8 +76,8 @@ class Engine(ABC):
         self._num_snapshots = 0
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
-        self._model = self._runner.model
-        spec = self._model.spec
+        self._model, spec = self._runner.model, self._runner.model.spec
+        self._runner.adapters = make_store(config, self._model, type(self).make_adapters)
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
@@ -86,7 +93,9 @@ class Engine(ABC):
             vocab_bytes=len(vocabulary.text),
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
-            pooling=pooling_sizes(spec.pooling, spec.hidden_size),
+            others=pooling_sizes(spec.pooling, spec.hidden_size)
+            | host_sizes(config, self._cache_shape, size, is_pooling=spec.pooling is not None),
+            captures_adapters=self.captures_adapters and config.lora.enable_lora,
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -94,11 +103,12 @@ class Engine(ABC):
             num_slots = int(self._geometry["num_slots"])
             self._batch = map_batch(self._array, num_slots, StepKind.WHOLE)
             self._segmented_batch = map_batch(self._array, num_slots, StepKind.SEGMENTED)
-            self._batch.token_starts.copy_(torch.from_numpy(vocabulary.starts.view("i4")))
-            self._batch.token_text.copy_(torch.from_numpy(vocabulary.text))
+            write_vocabulary(vocabulary, self._array)
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
+            sockets = open_sockets(config, self._region, self._runner)
+            self._sockets = [*sockets, *open_publishers(self._region, config)]
         except BaseException:
             self._region.remove()
             raise
@@ -155,6 +165,8 @@ class Engine(ABC):
         """Serve until drained or stopped and return the exit status: 0, or 1 after an error."""
         self._start()
         try:
+            for one in self._sockets:
+                one.start()
             publish_region(self._region, self._config.region)
             self._region.keep_spare(self._config.region)
             logger.info("engine ready: region %s", self._config.region)
@@ -166,6 +178,8 @@ class Engine(ABC):
                 if self.state == EngineState.DRAINED or not self._keep_region():
                     self.stop()
         finally:
+            for one in self._sockets:
+                one.close()
             self._end()
             self._region.remove_spare()
         if self._has_lost_region or self.is_dead:
@@ -202,16 +216,14 @@ class Engine(ABC):
         """End the scheduler at its next pass; open requests are lost."""
         self._region.store_control("stop", 1)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        self._runner.forward(self._batch, self._kv_cache, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        kinds = {"decoding": size.decoding, "scoring": scoring, "adapters": size.adapters}
+        self._runner.forward(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
 
     def _run_segment(
-        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+        self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
     ) -> Stream | None:
-        """Run one of the segments of a step of `size`: tokens, rows, whether all of them decode.
-
-        Takes what the segment before returned, and returns what the next has to be given.
-        """
+        """Run a segment of a step, with what the one before returned; return what the next has to be given."""
         start, end = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
         return self._runner.forward_segment(
             self._segmented_batch, self._kv_cache, size, range(start, end), self._residual, before
@@ -326,18 +338,6 @@ class Engine(ABC):
         if not self._config.enable_prefix_caching:
             return 0
         return count_snapshots(num_blocks, sum(self._cache_shape.block_bytes), self._slot_bytes)
-
-
-def conclude(region: Region) -> int:
-    """Clean up behind a scheduler that has ended and return the process's exit status."""
-    if region.control_word("state") != EngineState.FAILED:
-        region.remove()
-        return 0
-    # The file stays, so that frontends can read the error; the next engine replaces it.
-    place, detail = (region.control_word(f"error_{word}") for word in ("place", "detail"))
-    error = ErrorCode(region.control_word("error_code"))
-    logger.error("the scheduler stopped: %s (%s, detail %d)", error.name, place_name(place), detail)
-    return 1
 
 
 def _gib(size: int) -> str:

@@ -15,6 +15,7 @@ import torch
 from blink.config import FITTING_RANKS, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
+from blink.engine.determinism import is_deterministic
 from blink.engine.rank_fit import choose_size, measure_model
 from blink.errors import ConfigError
 
@@ -65,6 +66,7 @@ def create_engine(config: EngineConfig) -> Engine:
     _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
+    _check_offload(config)
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
     refuse_ranks(config)
@@ -100,13 +102,27 @@ def refuse_ranks(config: EngineConfig) -> None:
         )
 
 
+def _check_offload(config: EngineConfig) -> None:
+    """Refuse blocks in host memory where nothing copies them."""
+    if not config.kv_offload.is_on:
+        return
+    if config.device != "cpu" and torch.cuda.is_available():
+        raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("--kv-offloading-size does not go with --tensor-parallel-size yet: leave one of the two out")
+
+
 def _check_adapters(config: EngineConfig) -> None:
-    """Refuse adapters where they are not built."""
+    """Refuse what adapters do not go with.
+
+    Raises:
+        ConfigError: adapters are to be served with that.
+    """
     if not config.lora.enable_lora:
         return
-    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
-        raise ConfigError("--enable-lora: adapters are not served on a GPU yet; use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:
         raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
+    if is_deterministic(config):
+        raise ConfigError("--deterministic does not go with --enable-lora: leave one of the two out")

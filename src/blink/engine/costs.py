@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from blink.engine.geometry import graph_sizes
+from blink.engine.geometry import graph_sizes, list_graphs
 from blink.kernels.batch import Batch, Header, Param
 from blink.region.layout import GRAPH_COST
 
@@ -28,19 +28,22 @@ def measure_costs(
 
     budget: seconds for each kind of graph; what is not measured by then is taken to grow as before.
     """
-    sizes, num_decode = graph_sizes(geometry), int(geometry["num_decode_graphs"])
-    first_scoring = int(geometry["first_scoring_graph"])
+    graphs, num_decode = list_graphs(geometry), int(geometry["num_decode_graphs"])
+    sizes, first_scoring = graph_sizes(geometry), int(geometry["first_scoring_graph"])
 
     def run(index: int, context: int = 0) -> float:
-        describe_step(batch, geometry, *sizes[index], decoding=index < num_decode, context=context)
+        describe_step(batch, geometry, *sizes[index], decoding=graphs[index].bucket.decoding, context=context)
         found = time_step(index)
         return found if found > budget / 2 else min(found, time_step(index))  # what else the machine does is no cost
 
     run(0)  # whatever is slow the first time
-    points: list[tuple[int, float]] = []
-    seconds = _measure_kind(range(num_decode), sizes, run, budget, points)
-    seconds += _measure_kind(range(num_decode, first_scoring), sizes, run, budget, points)
-    seconds += seconds[num_decode : num_decode + len(sizes) - first_scoring]  # what scoring adds, the scheduler learns
+    num_plain, seconds = int(geometry["num_plain_graphs"]), list[float]()
+    for start in range(0, len(sizes), num_plain):
+        points: list[tuple[int, float]] = []
+        kind = _measure_kind(range(start, start + num_decode), sizes, run, budget, points)
+        kind += _measure_kind(range(start + num_decode, start + first_scoring), sizes, run, budget, points)
+        # What scoring adds, the scheduler learns.
+        seconds += kind + kind[num_decode : num_decode + num_plain - first_scoring]
     most = next((i for i in reversed(range(num_decode)) if seconds[i] < budget), 0)
     context = min(_LONG_CONTEXT, int(geometry["max_model_len"]) - 1)
     kv_seconds = max(0.0, run(most, context) - seconds[most]) / (sizes[most][1] * context)
@@ -52,7 +55,7 @@ def measure_costs(
     usual = np.asarray(seconds) + kv_seconds * rows * min(_USUAL_CONTEXT, context)
     parts = usual * 1e9 / float(geometry["segment_ns"])
     costs["num_segments"] = np.where(parts > _SLACK, np.clip(np.ceil(parts), 1, min(num_layers, _MAX_SEGMENTS)), 1)
-    costs["num_segments"][0 if geometry["vector_width"] else first_scoring :] = 1  # they run whole
+    costs["num_segments"][[graph.runs_whole for graph in graphs]] = 1
     return costs
 
 

@@ -12,15 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from blink.adapters.memory import AdapterMemory
-from blink.adapters.protocol import SOCKET as ADAPTERS
-from blink.adapters.server import answer_adapters
 from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import check_deterministic
+from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
 from blink.engine.geometry import count_slots
+from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
@@ -32,6 +30,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import ModelSource, open_model
+from blink.plan.site import Bucket
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
@@ -62,26 +61,35 @@ class CpuEngine(Engine):
         self._followers: Followers | None = None
         try:
             super().__init__(config, torch.device("cpu"))
+            self._write_fingerprint(self._config.model)
             self._fill_costs()
+            self._host = self._allocate_host()
             self._control = ModelControl(self._region, self, self._config.model)
-            self._sockets = self._open_sockets()
+            self._open_control()
         except BaseException:
             self._end_followers()
             raise
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
-        if config.deterministic and (size > 1 or config.lora.enable_lora):
-            raise ConfigError("--deterministic works with one rank and without adapters")
+        if is_deterministic(config) and size > 1:
+            raise ConfigError("--deterministic works with one rank")
         if size == 1:
-            runner = super()._load(config, device, dtype)
-            if config.deterministic:
-                check_deterministic(sites_of(runner.model, config.block_size))
-            runner.by_token = config.deterministic
-            return runner
+            return self._fix_bits(super()._load(config, device, dtype), config)
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
+
+    def _fix_bits(self, runner: Runner, config: EngineConfig) -> Runner:
+        """Let a model give the same bits whatever else runs, if that is asked for; ConfigError: it cannot."""
+        if is_deterministic(config):
+            check_deterministic(sites_of(runner.model, config.block_size))
+            runner.by_token = True
+        return runner
+
+    def _write_fingerprint(self, model: ModelConfig) -> None:
+        if is_deterministic(self._config):
+            self._region.header["fingerprint"] = find_fingerprint(model, self._config.block_size).encode()
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         if self._followers is not None:
@@ -95,40 +103,42 @@ class CpuEngine(Engine):
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         return RankMemory(self._batch, self._segmented_batch, cache, residual)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        run = functools.partial(super()._run_step, num_tokens, num_rows, decoding=decoding, scoring=scoring)
+    def _allocate_host(self) -> HostBlocks | None:
+        """Allocate blocks in host memory, if there are to be such."""
+        count = int(self._geometry["num_host_blocks"])
+        return HostBlocks(self._model, self._state, count, self._config.block_size) if count else None
+
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        run = functools.partial(super()._run_step, size, scoring=scoring)
         if self._followers is None:
             run()
         else:
-            self._followers.run(StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows, decoding, scoring), run)
+            self._followers.run(StepPlanWords(PlanKind.WHOLE, size.tokens, size.rows, size.decoding, scoring), run)
 
     def _run_segment(
-        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+        self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
     ) -> Stream | None:
         run = functools.partial(super()._run_segment, size, segment, num_segments, before)
         if self._followers is None:
             return run()
         layers = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
-        return self._followers.run(StepPlanWords(PlanKind.SEGMENT, *size, False, *layers), run)
+        return self._followers.run(
+            StepPlanWords(PlanKind.SEGMENT, size.tokens, size.rows, size.decoding, False, *layers), run
+        )
 
     def _end_followers(self) -> None:
         if self._followers is not None:
             self._followers.end()
 
-    def _open_sockets(self) -> list[EngineSocket]:
-        """Return what answers frontends. Adapters, and parts of a model on ranks, do not follow other weights yet."""
-        region = self._config.region
+    def _open_control(self) -> None:
+        """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
+        if self._followers is not None or self._config.lora.enable_lora:
+            return
         try:
-            if self._config.lora.enable_lora:
-                memory = AdapterMemory(self._region, self._model, self._config.lora)
-                self._runner.adapters = memory.updates
-                return [EngineSocket(region, ADAPTERS, functools.partial(answer_adapters, memory))]
-            if self._followers is None:
-                return [EngineSocket(region, MODEL, self._control.answer)]
+            self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))
         except BaseException:
             self._region.remove()
             raise
-        return []
 
     def open_weights(self, config: ModelConfig) -> ModelSource:
         """Open weights of the same model.
@@ -148,8 +158,9 @@ class CpuEngine(Engine):
             ConfigError: that fails; there are no weights then.
         """
         self.free_weights()
-        self._runner = Runner(source.load())
+        self._runner = self._fix_bits(Runner(source.load()), self._config)
         self._model = self._runner.model
+        self._write_fingerprint(source.config)
 
     def free_weights(self) -> None:
         """Free the weights."""
@@ -188,13 +199,11 @@ class CpuEngine(Engine):
     def _time_step(self, graph: int) -> float:
         del graph  # an eager step is as long as its batch
         start = time.perf_counter()
-        self._run_step(*self._size_of(self._batch))
+        self._run_step(self._size_of(self._batch))
         return time.perf_counter() - start
 
     def _start(self) -> None:
         self._loop: int = lib.blink_loop_start(self._state.address)
-        for one in self._sockets:
-            one.start()
 
     def _advance(self) -> bool:
         kind = lib.blink_loop_wait(self._loop, _HELD_WAIT_MS if self._control.is_holding else _WAIT_MS)
@@ -204,21 +213,20 @@ class CpuEngine(Engine):
         return kind != _ENDED
 
     def _end(self) -> None:
-        for one in self._sockets:
-            one.close()
         lib.blink_loop_stop(self._loop)
         self._end_followers()
 
     def _compute(self, kind: int) -> int:
         """Run what the scheduler has launched, a step or a segment; return what failed, as csrc's StepOutput has it."""
         try:
+            if self._host is not None:
+                self._host.copy(self._kv_cache)
             if kind == StepKind.WHOLE:
                 is_scoring = int(self._batch.header[Header.GRAPH]) >= int(self._geometry["first_scoring_graph"])
-                self._run_step(*self._size_of(self._batch), scoring=is_scoring)
+                self._run_step(self._size_of(self._batch), scoring=is_scoring)
             else:
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
-                size = (*self._size_of(self._segmented_batch), False)
-                self._run_segment(size, segment, self._num_segments[graph])
+                self._run_segment(self._size_of(self._segmented_batch), segment, self._num_segments[graph])
         except RankLostError as error:
             logger.error("%s; the engine stops", error)
             return CONSTANTS["first_lost_rank"] + error.rank
@@ -228,6 +236,6 @@ class CpuEngine(Engine):
         return 0
 
     @staticmethod
-    def _size_of(batch: Batch) -> tuple[int, int]:
-        """Return the step's tokens and rows; there is no padding on a CPU."""
-        return int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS])
+    def _size_of(batch: Batch) -> Bucket:
+        """Return the step's size; there is no padding on a CPU."""
+        return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)

@@ -93,6 +93,7 @@ class DeviceScheduler:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
         self._segments: dict[int, list[tuple[torch.cuda.CUDAGraph, Any]]] = {}
+        self._copies: list[Any] = []  # what carries out copies while steps run
         self._executables: list[Any] = []  # all that were instantiated
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
@@ -115,6 +116,11 @@ class DeviceScheduler:
         runs = [functools.partial(self._enqueue_launch, run, StepKind.SEGMENTED) for run in segments]
         graphs = [self._capture(run, pool) for run in runs]
         self._segments[index] = [(graph, self._instantiate(graph)) for graph in graphs]
+
+    def capture_copy(self, copy: Callable[[], None]) -> None:
+        """Capture what carries out csrc's CopyOrder, from a function that enqueues it."""
+        self._copy = self._capture(copy, self._pool)
+        self._copies = [self._instantiate(self._copy) for _ in range(_EXECUTABLES)]
 
     def launch(self, index: int) -> None:
         """Launch the whole graph `index` from the host, for the step that the batch describes; before start()."""
@@ -173,6 +179,8 @@ class DeviceScheduler:
         program["idle_sleep_ns"], program["num_followers"] = IDLE_SLEEP_NS, len(self._plan_words)
         self._word_places = self._upload(np.array([word.data_ptr() for word in self._plan_words], np.uint64))
         program["plan_words"] = self._word_places.data_ptr()
+        if self._copies:
+            program["copies"] = [int(executable) for executable in self._copies]
         self._program = self._upload(program)
 
     def _build_table(self) -> torch.Tensor:

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.models.pooling import Pooling
+from blink.plan.site import Bucket
 from blink.region.layout import CONSTANTS, GEOMETRY, Task
 
 _SECOND = 1_000_000_000
@@ -93,6 +94,26 @@ def graph_sizes(geometry: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
     return geometry["graphs"][: int(geometry["num_graphs"])].tolist()
 
 
+class StepGraph(NamedTuple):
+    """What a graph computes."""
+
+    bucket: Bucket
+    is_scoring: bool  # prompts too
+    runs_whole: bool  # never in segments
+
+
+def list_graphs(geometry: np.ndarray[Any, Any]) -> list[StepGraph]:
+    """Return what each graph computes, in the order of the scheduler's indices."""
+    num_plain, num_decode = int(geometry["num_plain_graphs"]), int(geometry["num_decode_graphs"])
+    found: list[StepGraph] = []
+    for index, size in enumerate(graph_sizes(geometry)):
+        plain = index % num_plain
+        is_scoring = plain >= int(geometry["first_scoring_graph"])
+        bucket = Bucket(*size, decoding=plain < num_decode, adapters=index >= num_plain)
+        found.append(StepGraph(bucket, is_scoring, is_scoring or bool(geometry["vector_width"])))
+    return found
+
+
 def build_geometry(
     config: EngineConfig,
     *,
@@ -103,12 +124,13 @@ def build_geometry(
     log_entries: int = 0,
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
-    pooling: Mapping[str, int] | None = None,
+    others: Mapping[str, int] | None = None,
+    captures_adapters: bool = False,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
-    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); pooling: those of
-    pooling_sizes().
+    num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
+    pooling_sizes() and of blocks in host memory; captures_adapters: whether steps with adapters have own graphs.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -135,13 +157,18 @@ def build_geometry(
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
     }
-    geometry = np.zeros((), GEOMETRY)
-    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
-    values |= _times(config) | _row_sizes(config, max_model_len)
+    values |= dict(windows or {}) | dict(others or {}) | config.lora.sizes | config.kv_events.sizes
+    values |= _times(config) | _draft_sizes(config, max_model_len, vocab_size, vocab_bytes)
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
+    return _fill(values, config, 1 + captures_adapters)
+
+
+def _fill(values: Mapping[str, int], config: EngineConfig, times: int) -> np.ndarray[Any, Any]:
+    """Return a geometry with these fields, and each graph so many times."""
+    geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():
         geometry[name] = value
-    _set_graphs(geometry, config)
+    _set_graphs(geometry, config, times)
     return geometry
 
 
@@ -150,15 +177,16 @@ def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
     return -(-(window - 1 + CONSTANTS["rollback_tokens"] + chunk) // block_size) + 1
 
 
-def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig) -> None:
+def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig, times: int) -> None:
     decode = decode_graphs(int(geometry["max_rows"]))
     mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
     scoring = [] if geometry["vector_width"] else mixed
-    graphs = [*decode, *mixed, *scoring]
+    plain = [*decode, *mixed, *scoring]
+    graphs = plain * times
     if len(graphs) > CONSTANTS["max_graphs"]:
         raise ConfigError(f"{len(graphs)} graphs are too many: lower --max-num-seqs or --max-num-batched-tokens")
     geometry["num_decode_graphs"], geometry["num_graphs"] = len(decode), len(graphs)
-    geometry["first_scoring_graph"] = len(decode) + len(mixed)
+    geometry["first_scoring_graph"], geometry["num_plain_graphs"] = len(decode) + len(mixed), len(plain)
     geometry["graphs"][: len(graphs)] = graphs
 
 
@@ -183,7 +211,7 @@ def _most_completions(vector_width: int) -> int:
     return 2 * (-(-vector_width // CONSTANTS["values_of_cqe"]) + 1)
 
 
-def _row_sizes(config: EngineConfig, max_model_len: int) -> dict[str, int]:
+def _draft_sizes(config: EngineConfig, max_model_len: int, vocab_size: int, vocab_bytes: int) -> dict[str, int]:
     """Return the fields that say how many rows a step has, and what drafts are made."""
     speculation = config.speculation
     return {
@@ -192,6 +220,7 @@ def _row_sizes(config: EngineConfig, max_model_len: int) -> dict[str, int]:
         "ngram_min": speculation.ngram_min,
         "ngram_max": speculation.ngram_max,
         "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+        "token_entries": power_of_two(4 * vocab_size) if speculation.num_tokens and vocab_bytes else 0,
     }
 
 

@@ -22,7 +22,8 @@ from blink.engine.costs import first_layer
 from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import count_rows, count_slots, graph_sizes, spare_snapshots
+from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
+from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
@@ -35,6 +36,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import cache_folder
+from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
@@ -54,6 +56,8 @@ class GpuEngine(Engine):
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
+    captures_adapters = True
+    make_adapters = staticmethod(make_gpu_adapters)
     _group: GpuGroup | None = None  # of several ranks
 
     def __init__(self, config: EngineConfig) -> None:
@@ -64,6 +68,7 @@ class GpuEngine(Engine):
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         self._capture()
+        capture_copies(self._scheduler, self._runner.adapters, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
 
@@ -145,8 +150,9 @@ class GpuEngine(Engine):
         kv_cache = model.allocate_kv_cache(1, config.block_size)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
+        kinds = {"scoring": True, "adapters": config.lora.enable_lora}
         with self._alone():
-            self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, scoring=True)
+            self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, **kinds)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak
@@ -163,33 +169,32 @@ class GpuEngine(Engine):
         cublas.reserve_sm()
         if self._group is not None:
             self._group.reserve_sm()
-        graphs = list(enumerate(graph_sizes(self._geometry)))
-        graphs.sort(key=lambda graph: graph[1], reverse=True)
-        num_decode_graphs = int(self._geometry["num_decode_graphs"])
         with autotuner.tuning(cache_folder() / "products.json"):
-            self._compile_ahead(num_decode_graphs)
-            for index, size in tqdm(graphs, desc="capturing graphs", unit="graph"):
-                is_scoring = index >= int(self._geometry["first_scoring_graph"])
-                run = functools.partial(self._run_step, *size, decoding=index < num_decode_graphs, scoring=is_scoring)
+            self._compile_ahead()
+            for index, graph in tqdm(self._largest_first(), desc="capturing graphs", unit="graph"):
+                run = functools.partial(self._run_step, graph.bucket, scoring=graph.is_scoring)
                 with self._alone():
                     run()  # compiles and loads the kernels, and chooses among candidates to compute products
                 torch.cuda.synchronize()
                 self._scheduler.capture(index, run)
                 if self._group is not None:
-                    part = {"decoding": index < num_decode_graphs, "scoring": is_scoring}
-                    self._group.capture(index, functools.partial(_run_part, *size, **part))
+                    self._group.capture(index, functools.partial(_run_part, graph))
 
-    def _compile_ahead(self, num_decode_graphs: int) -> None:
+    def _largest_first(self) -> list[tuple[int, StepGraph]]:
+        graphs = enumerate(list_graphs(self._geometry))
+        return sorted(graphs, key=lambda graph: (graph[1].bucket.tokens, graph[1].bucket.rows), reverse=True)
+
+    def _compile_ahead(self) -> None:
         """Compile on all cores the kernels of decoding rows and few tokens, of which each size has its own."""
         if self._model.spec.pooling is not None:  # whose steps all run as those of prompts do
             return
-        sizes = list(enumerate(graph_sizes(self._geometry)))[: int(self._geometry["first_scoring_graph"])]
+        sizes = [graph.bucket for graph in list_graphs(self._geometry) if not graph.is_scoring]
 
         def run() -> None:
-            for index, (tokens, rows) in reversed(sizes):
-                decoding = index < num_decode_graphs
-                if decoding or tokens <= fused_gate_up.MAX_ROWS:
-                    self._runner.compute_logits(self._batch, self._kv_cache, tokens, rows, decoding=decoding)
+            for size in reversed(sizes):
+                if size.decoding or size.tokens <= fused_gate_up.MAX_ROWS:
+                    kinds = {"decoding": size.decoding, "adapters": size.adapters}
+                    self._runner.compute_logits(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
 
         with self._alone():
             compile_ahead(run)
@@ -197,24 +202,22 @@ class GpuEngine(Engine):
 
     def _capture_segments(self) -> None:
         """Capture the graphs of long steps once more, in the segments in which those are launched that others pass."""
-        graphs = [(size, index) for index, size in enumerate(graph_sizes(self._geometry))]
-        long = [(size, index) for size, index in sorted(graphs, reverse=True) if self._num_segments[index] > 1]
-        for size, index in tqdm(long, desc="capturing segments", unit="graph"):
+        long = [(index, graph.bucket) for index, graph in self._largest_first() if self._num_segments[index] > 1]
+        for index, size in tqdm(long, desc="capturing segments", unit="graph"):
             count = self._num_segments[index]
-            whole = (*size, index < int(self._geometry["num_decode_graphs"]))
-            segments = [functools.partial(self._run_segment, whole, segment, count) for segment in range(count)]
+            segments = [functools.partial(self._run_segment, size, segment, count) for segment in range(count)]
             capture_segments(self._scheduler, index, segments, self._alone())
             if self._group is not None:
                 starts = [first_layer(part, count, self._model.spec.num_layers) for part in range(count + 1)]
                 layers = [range(*pair) for pair in itertools.pairwise(starts)]
-                self._group.capture_segments(index, whole, layers)
+                self._group.capture_segments(index, size, layers)
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        super()._run_step(num_tokens, num_rows, decoding=decoding, scoring=scoring)
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        super()._run_step(size, scoring=scoring)
         self._end_step(StepKind.WHOLE)
 
     def _run_segment(
-        self, size: tuple[int, int, bool], segment: int, num_segments: int, before: Stream | None = None
+        self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
     ) -> Stream | None:
         left = super()._run_segment(size, segment, num_segments, before)
         self._end_step(StepKind.SEGMENTED)
@@ -261,5 +264,5 @@ class GpuEngine(Engine):
             self._state.close(self._region)
 
 
-def _run_part(tokens: int, rows: int, follower: Follower, *, decoding: bool, scoring: bool) -> None:
-    follower.run_step(tokens, rows, decoding=decoding, scoring=scoring)
+def _run_part(graph: StepGraph, follower: Follower) -> None:
+    follower.run_step(graph.bucket, scoring=graph.is_scoring)

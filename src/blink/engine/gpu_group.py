@@ -27,7 +27,7 @@ from blink.kernels.gpu.comm.boxes import Boxes
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import ModelSource, open_model
-from blink.plan.site import first_reason
+from blink.plan.site import Bucket, first_reason
 from blink.region.layout import StepKind
 from blink.region.memory import Region
 from blink.runner.run import Runner
@@ -63,15 +63,16 @@ class Follower:
             self.kv_cache = allocate(model)
             self.residual = torch.zeros(max_tokens, model.spec.hidden_size, dtype=model.dtype, device=self.device)
 
-    def run_step(self, tokens: int, rows: int, *, decoding: bool, scoring: bool) -> None:
+    def run_step(self, size: Bucket, *, scoring: bool) -> None:
         """Enqueue this rank's part of a step."""
-        batch = self.batches.pull(StepKind.WHOLE, tokens, rows)
-        self.runner.forward(batch, self.kv_cache, tokens, rows, decoding=decoding, scoring=scoring)
+        batch = self.batches.pull(StepKind.WHOLE, size.tokens, size.rows)
+        kinds = {"decoding": size.decoding, "scoring": scoring}
+        self.runner.forward(batch, self.kv_cache, size.tokens, size.rows, **kinds)
         self.ranks.end_step(self.failed[StepKind.WHOLE])
 
-    def run_segment(self, size: tuple[int, int, bool], layers: range, before: Stream | None) -> Stream | None:
+    def run_segment(self, size: Bucket, layers: range, before: Stream | None) -> Stream | None:
         """Enqueue this rank's part of a segment, with what the one before left; return what it leaves itself."""
-        batch = self.batches.pull(StepKind.SEGMENTED, *size[:2])
+        batch = self.batches.pull(StepKind.SEGMENTED, size.tokens, size.rows)
         left = self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before)
         self.ranks.end_step(self.failed[StepKind.SEGMENTED])
         return left
@@ -134,7 +135,7 @@ class GpuGroup:
                 torch.cuda.synchronize()
                 follower.scheduler.capture(index, functools.partial(run, follower))
 
-    def capture_segments(self, index: int, size: tuple[int, int, bool], layers: list[range]) -> None:
+    def capture_segments(self, index: int, size: Bucket, layers: list[range]) -> None:
         """Capture the same graph of each follower in segments of layers."""
         for follower in self.followers:
             segments = [functools.partial(follower.run_segment, size, part) for part in layers]

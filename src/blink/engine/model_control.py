@@ -24,7 +24,8 @@ from blink.region.memory import Region
 
 logger = logging.getLogger("blink.engine")
 
-_BITS = {"weights": Absent.WEIGHTS, "kv_cache": Absent.KV_CACHE}
+_WEIGHTS = Absent.WEIGHTS | Absent.DISCARDED
+_BITS = {"weights": _WEIGHTS, "kv_cache": Absent.KV_CACHE}
 
 
 class ChangeableModel(Protocol):
@@ -102,6 +103,7 @@ class ModelControl:
         self._run(self._model.free_kv_cache)
         if level > 1:
             self._has_weights = False
+            self._hold.absent |= Absent.DISCARDED
             self._run(self._model.free_weights)
         logger.info("the engine sleeps: %s", "the KV cache is freed" if level == 1 else "all of its memory is freed")
 
@@ -123,7 +125,7 @@ class ModelControl:
         self._hold.begin(drop)
         try:
             self._load(config)
-            self._hold.absent &= ~(Absent.UNDEFINED | Absent.WEIGHTS)
+            self._hold.absent &= ~(Absent.UNDEFINED | _WEIGHTS)
             self._config = config
         finally:
             self._go_on()

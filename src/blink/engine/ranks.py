@@ -25,6 +25,7 @@ from blink.kernels.cpu.all_reduce import CpuRanks, Exchange
 from blink.kernels.cpu.thread_pool import use_own_pool
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
 
@@ -159,7 +160,7 @@ class Followers:
 
 
 def _run_segment(runner: Runner, memory: RankMemory, plan: StepPlanWords, before: Stream | None) -> Stream | None:
-    size, layers = (plan.tokens, plan.rows, plan.decoding), range(plan.first_layer, plan.end_layer)
+    size, layers = Bucket(plan.tokens, plan.rows, plan.decoding), range(plan.first_layer, plan.end_layer)
     return runner.forward_segment(
         memory.segmented_batch, memory.kv_cache, size, layers, memory.residual, before if plan.first_layer else None
     )

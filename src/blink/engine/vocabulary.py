@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from blink.config import EngineConfig, FrontendConfig
 from blink.errors import ConfigError
+from blink.region.native import lib
 from blink.text.assets import load_assets
 from blink.text.tokenizer import NoTokenizer
 from blink.text.vocabulary import Vocabulary, list_vocabulary
@@ -22,3 +28,16 @@ def read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
         logger.warning("no structured outputs: %s", error)
         tokenizer = NoTokenizer()
     return list_vocabulary(tokenizer, vocab_size)
+
+
+def write_vocabulary(vocabulary: Vocabulary, array: Callable[[str, torch.dtype], Tensor]) -> None:
+    """Fill the scheduler's arrays of tokens; `array` finds one by name, flat, as a type.
+
+    The table that finds tokens by their bytes is filled where it has entries.
+    """
+    array("token_starts", torch.int32).copy_(torch.from_numpy(vocabulary.starts.view("i4")))
+    array("token_text", torch.uint8).copy_(torch.tensor(vocabulary.text))
+    index = np.zeros(array("token_index", torch.int32).shape, np.int32)
+    starts, text = vocabulary.starts.ctypes.data, vocabulary.text.ctypes.data
+    lib.blink_index_tokens(starts, text, len(vocabulary.starts) - 1, len(index) // 2, index.ctypes.data)
+    array("token_index", torch.int32).copy_(torch.from_numpy(index))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from blink.formats.base import QuantizedWeight, StoredMatrix, plain
 from blink.formats.fp8 import FP8
+from blink.formats.gguf_experts import GgufExperts
 from blink.formats.layouts import ExpertMatrices
 from blink.formats.matrix import QuantizedMatrix
 from blink.formats.registry import FORMATS, UNIT_FORMATS
@@ -164,7 +165,7 @@ def allocate_experts(
     return PackedExperts.allocate(scheme.format, shape, allocate)
 
 
-ExpertWeights = Tensor | QuantizedExperts | Fp8Experts | PackedExperts  # [experts, out, in]
+ExpertWeights = Tensor | QuantizedExperts | Fp8Experts | PackedExperts | GgufExperts  # [experts, out, in]
 
 
 def multiply_experts(weight: ExpertWeights, factors: Tensor) -> None:

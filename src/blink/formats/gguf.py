@@ -8,7 +8,7 @@ is kept; scales of 6 bits get a byte each, and numbers of Q8_0 have 128 added.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from blink.formats.schemes import GGUF_UNIT, FormatId
 
 BLOCK = 256  # columns that share a word of `tops`
-_WITH_TOPS = (FormatId.Q4_K, FormatId.Q6_K)  # whose blocks have a scale of their groups' scales
+_WITH_TOPS = (FormatId.Q4_K, FormatId.Q5_K, FormatId.Q6_K)  # whose blocks have a scale of their groups' scales
 _ROWS_AT_ONCE = 8192  # taken apart at a time, so that loading needs little more memory than the arrays
 
 
@@ -41,7 +41,9 @@ class GgufArrays:
     codes: Tensor  # uint8 [units, rows, 32, or of Q8_0 64]
     words: Tensor  # int32 [units, rows], of Q4_1 [2 * units, rows]: scales, or scales and offsets, of a unit's groups
     tops: Tensor | None = None  # int32 [blocks, rows]: what these are multiplied by, as float16, the scales' half first
-    high: Tensor | None = None  # uint8 [units, rows, 16]: of Q6_K, two more bits for numbers 16, 32 and 48 apart
+    # uint8 [units, rows, 16]: of Q6_K, two more bits for numbers 16, 32 and 48 apart; of Q5_K [units, rows, 8]: one
+    # more bit for both numbers of bytes 8, 16 and 24 apart
+    high: Tensor | None = None
 
     @property
     def has_tops(self) -> bool:
@@ -51,27 +53,32 @@ class GgufArrays:
     @property
     def num_rows(self) -> int:
         """Rows of the weight."""
-        return self.codes.shape[1]
+        return self.codes.shape[-2]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(array.nbytes for array in self._list() if array is not None)
+        return sum(array.nbytes for array in self.arrays if array is not None)
 
     def store(self, start: int, rows: GgufArrays) -> None:
         """Write some rows from `start` on."""
-        for array, part in zip(self._list(), rows._list(), strict=True):
+        for array, part in zip(self.arrays, rows.arrays, strict=True):
             if array is not None and part is not None:
                 array[:, start : start + rows.num_rows] = part
 
     def allocate(self, num_rows: int) -> GgufArrays:
         """Return arrays like these for so many rows."""
-        wide = [None if array is None else _resize(array, num_rows) for array in self._list()]
-        codes, words, tops, high = wide
+        return self.change(lambda array: array.new_empty(len(array), num_rows, *array.shape[2:]))
+
+    def change(self, make: Callable[[Tensor], Tensor]) -> GgufArrays:
+        """Return arrays that are made of these, one of each."""
+        codes, words, tops, high = (None if array is None else make(array) for array in self.arrays)
         assert codes is not None and words is not None
         return GgufArrays(self.format, codes, words, tops, high)
 
-    def _list(self) -> tuple[Tensor | None, ...]:
+    @property
+    def arrays(self) -> tuple[Tensor | None, ...]:
+        """All arrays; None where the format has none."""
         return self.codes, self.words, self.tops, self.high
 
 
@@ -87,10 +94,6 @@ def pack_rows(format: FormatId, parts: Sequence[Tensor], device: torch.device) -
             start += len(some)
     assert arrays is not None
     return arrays
-
-
-def _resize(array: Tensor, num_rows: int) -> Tensor:
-    return array.new_empty(len(array), num_rows, *array.shape[2:])
 
 
 def _pack_q4_0(rows: Tensor) -> GgufArrays:
@@ -110,12 +113,25 @@ def _pack_q8_0(rows: Tensor) -> GgufArrays:
 
 def _pack_q4_k(rows: Tensor) -> GgufArrays:
     blocks = rows.view(len(rows), -1, 144)
+    # In the file a byte's halves are numbers of neighbouring groups already.
+    codes = _transpose(blocks[..., 16:], 32)
+    return GgufArrays(FormatId.Q4_K, codes, _group_words(blocks), _words(blocks[..., :4]))
+
+
+def _pack_q5_k(rows: Tensor) -> GgufArrays:
+    blocks = rows.view(len(rows), -1, 176)
+    high = torch.stack([blocks[..., 16:48] >> shift & 3 for shift in (0, 2, 4, 6)], -2).unflatten(-1, (4, 8))
+    joined = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
+    codes, tops = _transpose(blocks[..., 48:], 32), _words(blocks[..., :4])
+    return GgufArrays(FormatId.Q5_K, codes, _group_words(blocks), tops, _transpose(joined, 8))
+
+
+def _group_words(blocks: Tensor) -> Tensor:
+    """Return the words of scales and offsets of 6 bits, of Q4_K and Q5_K."""
     low, middle, high = blocks[..., 4:16].split(4, -1)
     scales = torch.cat([low & 63, high & 15 | low >> 6 << 4], -1)
     offsets = torch.cat([middle & 63, high >> 4 | middle >> 6 << 4], -1)
-    words = _words(torch.stack([scales, offsets], -1))
-    # In the file a byte's halves are numbers of neighbouring groups already.
-    return GgufArrays(FormatId.Q4_K, _transpose(blocks[..., 16:], 32), words, _words(blocks[..., :4]))
+    return _words(torch.stack([scales, offsets], -1))
 
 
 def _pack_q6_k(rows: Tensor) -> GgufArrays:
@@ -135,6 +151,7 @@ _PACKERS = {
     FormatId.Q4_1: _pack_q4_1,
     FormatId.Q8_0: _pack_q8_0,
     FormatId.Q4_K: _pack_q4_k,
+    FormatId.Q5_K: _pack_q5_k,
     FormatId.Q6_K: _pack_q6_k,
 }
 

@@ -14,6 +14,7 @@ from blink.fields import Fields, show
 
 GROUP = 128  # columns that share a scale in what a GPU's kernels read
 GGUF_UNIT = 64  # columns of a row that lie together in formats/gguf.py's arrays
+ARRAY_GROUP = 32  # columns that share a scale in int4_arrays.py's
 UNIT_BYTES = 128  # csrc/kernels/common/quantized.cuh says what lies where in a unit of a row
 _WORD_BYTES = 4  # of a group's scales and zero point, as a GPU keeps them; MXFP4's four scales have a byte each
 
@@ -29,6 +30,7 @@ class FormatId(Enum):
     Q4_1 = "Q4_1", 4, 3
     Q8_0 = "Q8_0", 8, 8
     Q4_K = "Q4_K", 4, 12
+    Q5_K = "Q5_K", 5, 13
     Q6_K = "Q6_K", 6, 14
 
     def __init__(self, tag: str, bits: int, ggml: int = -1) -> None:
@@ -75,7 +77,8 @@ INT4 = Encoding(FormatId.INT4, grouped=True)
 
 # Bytes of what formats/gguf.py makes of a block, by ggml's numbers: K-quants get whole bytes for scales of 6 bits, and
 # words for those of 16; other blocks stay as large as they are.
-PLANAR_BLOCK_BYTES: Mapping[int, int] = {FormatId.Q4_K.ggml: 148, FormatId.Q6_K.ggml: 212}
+PLANAR_BLOCK_BYTES: Mapping[int, int] = {FormatId.Q4_K.ggml: 148, FormatId.Q5_K.ggml: 180, FormatId.Q6_K.ggml: 212}
+GGUF_ON_GPU = frozenset(one.ggml for one in FormatId if one.ggml >= 0)  # of what a GPU multiplies with as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +130,21 @@ class Quantization:
         return STORED[self.storage].experts_only
 
     @property
-    def can_stay(self) -> bool:
-        """Tell whether a GPU has kernels that multiply such matrices as they are."""
-        return self.group == GROUP
+    def in_arrays(self) -> bool:
+        """Tell whether a GPU keeps such matrices in a GGUF format's arrays, whose groups are smaller."""
+        return self.group != GROUP
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of a weight that a GPU reads, with its part of the scales."""
-        if not self.can_stay:
-            return 2
+        if self.in_arrays:
+            return self.bits / 8 + _WORD_BYTES / ARRAY_GROUP
         return self.bits / 8 + (_WORD_BYTES / GROUP if self.has_groups else 0)
 
     @property
     def kept_bytes(self) -> float:
         """Bytes of a weight in a GPU's memory, but of experts: the groups' scales of FP8 lie there in two orders."""
-        has_both = self.encoding == FP8_BLOCK and self.can_stay
+        has_both = self.encoding == FP8_BLOCK
         return self.weight_bytes + (_WORD_BYTES / GROUP if has_both else 0)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -32,14 +33,57 @@ class TokenUpdates:
     updates: Updates
 
 
-class StepUpdates:
+class StepUpdates(Protocol):
     """The updates of a step's tokens; those of tokens without an adapter are none."""
+
+    def add(
+        self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None, *, early: bool = False
+    ) -> Tensor:
+        """Add to result [tokens, out] what adapters change of x [tokens, in] times a weight, in place; return it.
+
+        factors: float32 [tokens], what rows of x are to be multiplied by. early: whether the kernels before and after
+        this are launched early (PDL).
+        """
+        ...
+
+
+class AdapterStore(Protocol):
+    """Holds adapters by index where the model reads them."""
+
+    def put(self, index: int, updates: Updates) -> None:
+        """Hold an adapter, once nobody uses the one before it; blocks until the model can read it."""
+        ...
+
+    def clear(self, index: int) -> None:
+        """Free an adapter that nobody uses any more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightParts:
+    """A weight that adapters may change."""
+
+    shape: tuple[int, int]  # out and in
+    rows: tuple[slice, ...]  # those of each matrix in it, ascending
+
+
+class GroupedUpdates:
+    """Adds the updates of one adapter after the other."""
 
     def __init__(self, groups: Sequence[TokenUpdates]) -> None:
         self._groups = groups
 
-    def add(self, result: Tensor, x: Tensor, weight: Weight) -> Tensor:
-        """Add to result [tokens, out], which is x [tokens, in] times a weight, what adapters change, in place."""
+    def add(
+        self,
+        result: Tensor,
+        x: Tensor,
+        weight: Weight,
+        factors: Tensor | None = None,
+        *,
+        early: bool = False,  # noqa: ARG002
+    ) -> Tensor:
+        """Do what StepUpdates.add() says."""
+        x = x if factors is None else x * factors[:, None].to(x.dtype)
         for group in self._groups:
             for update in group.updates.get(id(weight), ()):
                 found = (x[group.tokens] @ update.down.T) @ update.up.T

@@ -20,7 +20,8 @@ from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_ADAPTER, NO_HASH_ROOT, AdapterId, QueuePair, Submission
-from blink.region.layout import ADAPTER_WORDS, COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task, field_offset
+from blink.region.adapter_words import adapter_word_offset
+from blink.region.layout import COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
@@ -87,6 +88,11 @@ class EngineClient:
     def fileno(self) -> int:
         """Return an eventfd that is readable when completions may be waiting."""
         return self._event_fd
+
+    @property
+    def fingerprint(self) -> str:
+        """What decides the bits of answers, as the engine tells it; empty: other requests do, too."""
+        return bytes(self._link.header["fingerprint"]).decode() if self._link is not None else ""
 
     def tick(self) -> str | None:
         """Renew the lease and watch the engine; call it every quarter of a second.
@@ -156,8 +162,7 @@ class EngineClient:
         """Load a word of an adapter; 0 where there is none."""
         if self._link is None or not self.ready or self.info is None or not 0 <= adapter.index < self.info.num_adapters:
             return 0
-        offset = int(self._link.header["adapters_offset"]) + adapter.index * ADAPTER_WORDS.itemsize
-        return self._link.load_word(offset + field_offset(ADAPTER_WORDS, name))
+        return self._link.load_word(adapter_word_offset(self._link.header, adapter.index, name))
 
     def reset_prefix_cache(self) -> None:
         """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.

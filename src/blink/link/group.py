@@ -39,6 +39,12 @@ class EngineGroup:
         return self._common
 
     @property
+    def fingerprint(self) -> str:
+        """What decides the bits of answers; empty where that is not the same at all engines, or is not known."""
+        found = {client.fingerprint for client in self.clients}
+        return found.pop() if len(found) == 1 else ""
+
+    @property
     def unavailable_reason(self) -> str:
         """Why no engine takes requests."""
         return next((client.unavailable_reason for client in self.clients if not client.ready), "")

@@ -20,8 +20,20 @@ PAUSE_MODES: Final = {
 _LACKS: Final = {
     Absent.UNDEFINED: "its weights are undefined, as an update of them did not end: update them as a whole first",
     Absent.WEIGHTS: "its weights sleep: wake it up first",
+    Absent.DISCARDED: "its weights are to be read again: wake it up first",
     Absent.KV_CACHE: "its KV cache sleeps: wake it up first",
 }
+
+
+def check_mode(mode: str) -> str:
+    """Return the name of a mode.
+
+    Raises:
+        BadRequestError: there is none of it.
+    """
+    if mode not in PAUSE_MODES:
+        raise BadRequestError(f"mode is one of {', '.join(PAUSE_MODES)}, got {mode!r}.", "mode")
+    return mode
 
 
 class Pause:

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from blink.errors import BadRequestError
 
 _POOLING = "use embed() or score()"
-_SLEEP = "an LLM sleeps, but not yet an AsyncLLM"
 _WORKERS = "the engine has no Python workers"
 _PROFILE = "profile the process with the tools of its device"
 
@@ -28,9 +27,6 @@ class Absent:
 
     encode = _absent("encode", _POOLING)
     classify = _absent("classify", _POOLING)
-    sleep = _absent("sleep", _SLEEP)
-    wake_up = _absent("wake_up", _SLEEP)
-    collective_rpc = _absent("collective_rpc", _WORKERS)
     apply_model = _absent("apply_model", _WORKERS)
     start_profile = _absent("start_profile", _PROFILE)
     stop_profile = _absent("stop_profile", _PROFILE)

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from blink.errors import BadRequestError
 from blink.link.client import EngineClient, RegionInfo
 from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
-from blink.link.pause import PAUSE_MODES, Pause, Resume
+from blink.link.pause import Pause, Resume, check_mode
 from blink.offline.local_engine import LocalEngine
+from blink.region.layout import Absent
 
 _LOOK_SECONDS = 0.001
+_WORKER_CALLS = ("sleep", "wake_up", "reload_weights")
 
 
 class EngineControls:
@@ -33,10 +36,8 @@ class EngineControls:
             mode: abort, wait, keep or retract; no request runs between calls, so all come to the same here.
             clear_cache: whether cached prefixes are forgotten.
         """
-        if mode not in PAUSE_MODES:
-            raise BadRequestError(f"mode is one of {', '.join(PAUSE_MODES)}, got {mode!r}.", "mode")
         with self._turn:
-            self._pause(mode, clears_cache=clear_cache)
+            self._pause(check_mode(mode), clears_cache=clear_cache)
 
     def resume(self) -> None:
         """End a pause.
@@ -50,6 +51,10 @@ class EngineControls:
     def is_paused(self) -> bool:
         """Say whether the engine launches nothing: it is paused, or sleeps."""
         return self._client.is_paused
+
+    def is_sleeping(self) -> bool:
+        """Say whether the engine lacks its KV cache or its weights."""
+        return is_asleep(self._client)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Free memory until wake_up(): at level 1 the KV cache, at level 2 the weights too.
@@ -91,6 +96,21 @@ class EngineControls:
             check_obeys(self._region)
             ask_update(self._region, model_path, load_format, clears_cache=flush_cache)
 
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call what vLLM's workers have that is here: sleep, wake_up and reload_weights.
+
+        Raises:
+            BadRequestError: it is something else.
+        """
+        del timeout
+        return [call_of_workers(self, method, self._engine)(*args, **(kwargs or {}))]
+
     @property
     def _region(self) -> str:
         return self._engine.config.engine.region
@@ -110,3 +130,25 @@ class EngineControls:
     def _wait_a_moment(self) -> None:
         time.sleep(_LOOK_SECONDS)
         self._await_engine()
+
+
+def is_asleep(client: EngineClient) -> bool:
+    """Say whether an engine lacks its KV cache or its weights."""
+    return bool(client.absent & (Absent.WEIGHTS | Absent.KV_CACHE))
+
+
+def call_of_workers(controls: Any, method: str | Callable[..., Any], engine: LocalEngine) -> Callable[..., Any]:
+    """Return the call of an LLM that does what a method of vLLM's workers does.
+
+    Raises:
+        BadRequestError: there is none.
+    """
+    if method in _WORKER_CALLS[:2]:
+        return getattr(controls, str(method))
+    if method != _WORKER_CALLS[2]:
+        raise BadRequestError(f"collective_rpc() takes {', '.join(_WORKER_CALLS)}: the engine has no Python workers.")
+
+    def reload_weights(weights_path: str | None = None) -> Any:
+        return controls.update_weights_from_disk(weights_path or engine.config.engine.model.model)
+
+    return reload_weights

@@ -30,8 +30,8 @@ _TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_sid
 class LocalEngine:
     """Boot an engine on a thread, and hold the client of it; the client is for one thread at a time."""
 
-    def __init__(self, model: str, options: dict[str, Any]) -> None:
-        """Return when the engine is loaded.
+    def __init__(self, model: str, options: dict[str, Any], *, waits_when_paused: bool = False) -> None:
+        """Return when the engine is loaded; waits_when_paused: whether requests are planned then, not refused.
 
         Raises:
             ConfigError: an option is unknown or asks for what is not done here, or model and machine do not fit.
@@ -43,7 +43,7 @@ class LocalEngine:
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
         self.client = EngineClient(ShmConnector(self.config.engine.region), engine_timeout=60.0)
         self._adapters = AdapterClient(self.config.engine.region, self.client)
-        self.is_closed = False
+        self.is_closed, self._waits_when_paused = False, waits_when_paused
 
     @property
     def info(self) -> RegionInfo:
@@ -89,10 +89,10 @@ class LocalEngine:
 
         Raises:
             BadRequestError: the engine cannot do it; `param` names what to change.
-            EngineUnavailableError: it is paused.
+            EngineUnavailableError: it is paused, and requests are not to wait.
         """
         check_task(task, engine)
-        if self.client.is_paused:
+        if self.client.is_paused and not self._waits_when_paused:
             raise EngineUnavailableError("This LLM is paused, sleeps or lacks weights: resume() or wake_up() it first.")
         rules = rules._replace(cache_salt=source.cache_salt)
         if lora is not None:

@@ -11,9 +11,11 @@ from typing import Any, get_type_hints
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.hub.localize import localize
+from blink.kv_offload import OffloadConfig
 from blink.lora_config import LoraConfig
 from blink.vllm.options import to_own_options
 
+_NESTED = ("model", "lora", "kv_offload")
 _OF_CHATS = ("chat_template", "default_chat_template_kwargs")
 # vLLM's engine has these; here they are a server's, and there is none.
 _OF_SERVERS = {"disable_log_stats", "enable_log_requests", "max_num_queued_reqs", "shutdown_timeout"}
@@ -55,13 +57,17 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     Raises:
         ConfigError: an option is unknown, of another type, or asks for what is not done here.
     """
-    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, LoraConfig, FrontendConfig)}
+    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, LoraConfig, OffloadConfig, FrontendConfig)}
     names = {
         ModelConfig: [field.name for field in fields(ModelConfig)],
-        EngineConfig: [field.name for field in fields(EngineConfig) if field.name not in ("model", "lora")],
+        EngineConfig: [
+            field.name for field in fields(EngineConfig) if field.name not in ("model", "lora", "kv_offload")
+        ],
         LoraConfig: [field.name for field in fields(LoraConfig)],
+        OffloadConfig: [field.name for field in fields(OffloadConfig)],
         FrontendConfig: _OF_CHATS,
     }
+    types = {cls: get_type_hints(cls) for cls in names}
     known = {name for each in names.values() for name in each}
     options = to_own_options(options, known | _OF_SERVERS)
     if options.pop("data_parallel_size", 1) != 1:
@@ -78,8 +84,9 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     chosen[EngineConfig].setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")
     own = localize(ModelConfig(model=model, **chosen[ModelConfig]))
     frontend = FrontendConfig(model=own, **chosen[FrontendConfig])
-    lora = LoraConfig(**chosen[LoraConfig])
-    return LocalConfig(EngineConfig(model=own, lora=lora, **chosen[EngineConfig]), frontend)
+    lora, offload = LoraConfig(**chosen[LoraConfig]), OffloadConfig(**chosen[OffloadConfig])
+    engine = EngineConfig(model=own, lora=lora, kv_offload=offload, **chosen[EngineConfig])
+    return LocalConfig(engine, frontend)
 
 
 def _check_type(cls: type, name: str, value: object, kind: object) -> None:

@@ -15,12 +15,14 @@ class Bucket:
     tokens: int  # padding included
     rows: int
     decoding: bool  # whether every row is of one token
+    adapters: bool = False  # whether rows may have adapters (LoRA)
 
     @property
     def title(self) -> str:
         """The size in words."""
         rows = f"{self.rows} row{'s' if self.rows > 1 else ''}"
-        return f"decode, {rows}" if self.decoding else f"prefill, {self.tokens} tokens of {rows}"
+        title = f"decode, {rows}" if self.decoding else f"prefill, {self.tokens} tokens of {rows}"
+        return f"{title}, with adapters" if self.adapters else title
 
 
 class Epilogue(Enum):

@@ -56,10 +56,11 @@ class CalibratedCheckpoint:
         """Write a tensor."""
         self._source.fill(name, target)
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
         """Return matrices that will be rounded; None for what stays as it is."""
         if not all(map(takes_rounding, names)):
             return None
+        assert order is None  # families whose rows are moved are not tuned
         self.waiting.update(dict.fromkeys(names))
         return RoundedWeight(self, names)
 

@@ -48,6 +48,11 @@ def server_region(name: str) -> str:
     return server if replica and index.isdecimal() else name
 
 
+def replica_rank(name: str) -> int:
+    """Return the number of an engine among those that share a server."""
+    return int(name.rpartition(_REPLICA)[2]) if server_region(name) != name else 0
+
+
 def open_own(path: Path, flags: int = os.O_RDWR, forbidden: int = 0o077) -> int:
     """Open a file that must be this user's, with no bit of its mode `forbidden`; return its descriptor.
 

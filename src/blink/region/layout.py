@@ -66,7 +66,6 @@ SQE = struct_dtype("Sqe")
 CQE = struct_dtype("Cqe")
 VECTOR_CQE = struct_dtype("VectorCqe")  # as which a completion of kind VECTOR is read
 QUEUE_PAIR_LAYOUT = struct_dtype("QueuePairLayout")
-ADAPTER_WORDS = struct_dtype("AdapterWords")
 SLOT_PARAMS = struct_dtype("SlotParams")
 AUTOMATON_HEADER = struct_dtype("AutomatonHeader")
 AUTOMATON_PLACE = struct_dtype("AutomatonPlace")
@@ -225,6 +224,10 @@ class RejectCode(NativeEnum):
 
 class ErrorCode(NativeEnum):
     """Why the scheduler stopped."""
+
+
+class KvEventKind(NativeEnum):
+    """What became of the prefix cache."""
 
 
 class StepResult(NativeEnum):

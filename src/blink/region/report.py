@@ -29,7 +29,7 @@ def engine_stats(control: Any, geometry: Any) -> dict[str, int]:
     found: dict[str, int] = dict(zip(statistics.dtype.names, statistics.item(), strict=True))
     accepted: Any = found.pop("accepted_at")
     found |= {f"accepted_at_{place}": int(count) for place, count in enumerate(accepted)}
-    found |= {name: int(control[name]) for name in ("heartbeat", "energy_mj", "token_energy_uj")}
+    found |= {name: int(control[name]) for name in ("heartbeat", "absent", "energy_mj", "token_energy_uj")}
     found |= zip(STATS, control["step_tokens"].tolist(), strict=True)
     found["block_size"], found["prefix_caching"] = int(geometry["block_size"]), int(geometry["prefix_caching"])
     return found

@@ -18,6 +18,7 @@ from blink.runner.cpu_code import mix_experts
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
+from blink.runner.gpu_updates import UpdatedWriterNorms
 from blink.runner.step import Kernels, Step
 from blink.runner.stream import Stream
 
@@ -60,4 +61,6 @@ class GpuCode:
 
     def begin(self, step: Step) -> Stream:
         """Begin a step of few rows."""
-        return ReaderNorms(step) if step.plan.norms is NormStyle.READER else WriterNorms(step)
+        if step.plan.norms is NormStyle.READER:
+            return ReaderNorms(step)
+        return WriterNorms(step) if step.updates is None else UpdatedWriterNorms(step, step.updates)

@@ -19,6 +19,7 @@ from blink.kernels.gpu.latent import sizes as latent_sizes
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
+from blink.kernels.operands import LatentSizes
 from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
@@ -39,6 +40,7 @@ MAX_PACKED_ROWS_WITH_EXPERTS = 64  # not measured above
 MAX_STREAMED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_STREAMED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_STREAMED_FP8_ROWS = 1  # with a scale for each row
+TAKES_ADAPTERS = False  # whether steps of few rows do; until tests/gpu/test_lora_steps.py has run on a GPU
 
 
 class GpuDevice:
@@ -125,8 +127,11 @@ def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: in
 
 
 def _offer_latent_attention(model: ModelSites, mixer: Attention, bucket: Bucket) -> Option:
-    refusal = None if mixer.latent is None else latent_sizes.refuses(mixer.latent.rank, mixer.latent.rope)
-    return Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(mixer.heads, model.dtype, bucket))
+    assert mixer.latent is not None
+    sizes = LatentSizes(mixer.heads, mixer.latent.rank, mixer.latent.rope)
+    dtypes = model.dtype, model.kv_dtype
+    refusal = latent_sizes.refuses(sizes.rank, sizes.rope)
+    return Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(sizes, model.block_size, dtypes, bucket))
 
 
 def _require(reason: str | None) -> None:
@@ -184,6 +189,8 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
+    if bucket.adapters:
+        raise Refused("adapters: their kernels read a norm that another has written")
     _refuse_options(model, "shared_size")
     if _is_recurrent(model):
         _refuse_recurrent(model)
@@ -253,6 +260,8 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
         raise Refused(f"more than {gemm.MAX_ROWS} rows")
     if not bucket.decoding:
         _refuse_prompts(model, rows)
+    if bucket.adapters:
+        _refuse_adapters(model)
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
@@ -265,6 +274,13 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
     else:
         head = choose_matmul(GpuDevice(), model.head, bucket.rows)
     return StepPlan(NormStyle.WRITER, layers, head, padded)
+
+
+def _refuse_adapters(model: ModelSites) -> None:
+    if not TAKES_ADAPTERS:
+        raise Refused("adapters: not tested on a GPU yet")
+    if model.spec.mixture is not None or any(matrix.is_packed for matrix in _list_matrices(model)):
+        raise Refused("adapters with experts or packed matrices")
 
 
 def _refuse_prompts(model: ModelSites, tokens: int) -> None:
@@ -286,7 +302,7 @@ def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, pa
         gate_up, down = layer.dense
         return LayerPlan(
             **shared,
-            gate_up=_choose_gemm(gate_up, Output.GATE, rows, padded),
+            gate_up=_choose_gemm(gate_up, Output.STORE if bucket.adapters else Output.GATE, rows, padded),
             down=_choose_gemm(down, Output.ADD, rows, padded),
         )
     assert layer.router is not None and layer.experts is not None

@@ -135,6 +135,11 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
     def multiply(matrix: Matrix | None) -> Choice | None:
         return None if matrix is None else choose_matmul(device, matrix, bucket.tokens)
 
+    def multiply_gated(matrix: Matrix) -> Choice:
+        if bucket.adapters:  # whose updates come before the activation
+            return choose_matmul(device, matrix, bucket.tokens)
+        return choose_gated(device, matrix, bucket.tokens, layer.spec.mlp.activation)
+
     gate_up, down = layer.dense or (None, None)
     found = LayerPlan(
         qkv=choose_matmul(device, layer.qkv, bucket.tokens),
@@ -142,7 +147,7 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
         query=multiply(layer.query),
         attend=choose(device.list_attentions(model, layer.spec, bucket)),
         output=choose_matmul(device, layer.output, bucket.tokens),
-        gate_up=None if gate_up is None else choose_gated(device, gate_up, bucket.tokens, layer.spec.mlp.activation),
+        gate_up=None if gate_up is None else multiply_gated(gate_up),
         down=multiply(down),
         router=multiply(layer.router),
         experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),

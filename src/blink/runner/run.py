@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from blink.formats.schemes import FormatId
 from blink.kernels.all_reduce import ONE_RANK, Ranks
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
-from blink.kernels.lora import Updates
 from blink.kernels.operands import Norm
 from blink.kernels.pooling import Pooler
 from blink.kernels.sampling import sample
@@ -21,7 +20,7 @@ from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
-from blink.runner.adapters import find_updates
+from blink.runner.adapters import Adapters
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
 from blink.runner.layer_inputs import compute_layer_inputs
@@ -41,7 +40,7 @@ class Runner:
         """Run a model, or one rank's part of it; only the first rank writes the batch's outputs."""
         self.model = model
         self._ranks = ranks
-        self.adapters: Sequence[Updates | None] = ()  # in memory, by the index that the scheduler knows them by
+        self.adapters: Adapters | None = None
         self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
@@ -60,30 +59,43 @@ class Runner:
         *,
         decoding: bool = False,
         scoring: bool = False,
+        adapters: bool = False,
     ) -> None:
         """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
 
         decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
-        logprobs of the prompts' own tokens are wanted beside the samples. A model that pools makes vectors instead.
+        logprobs of the prompts' own tokens are wanted beside the samples. adapters: see Bucket. A model that pools
+        makes vectors instead.
         """
+        size = Bucket(num_tokens, num_rows, decoding, adapters)
         if self._pooler is not None:
-            hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
+            hidden = self._compute_hidden(batch, kv_cache, size)
             if self._writes:
-                self._pooler.pool(hidden, batch, num_rows)
+                self._pooler.pool(hidden, batch, size.rows)
             return
         if scoring:
-            hidden = self.compute_hidden(batch, kv_cache, num_tokens, num_rows)
-            score_prompts(hidden, self._compute_head, batch, num_rows, writes=self._writes)
-            self._sample(self._compute_head(take_last_tokens(hidden, batch, num_rows)), batch, num_rows)
+            hidden = self._compute_hidden(batch, kv_cache, size)
+            score_prompts(hidden, self._compute_head, batch, size.rows, writes=self._writes)
+            self._sample(self._compute_head(take_last_tokens(hidden, batch, size.rows)), batch, size.rows)
             return
-        self._sample(self.compute_logits(batch, kv_cache, num_tokens, num_rows, decoding=decoding), batch, num_rows)
+        self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
 
     @torch.inference_mode()
     def compute_logits(
-        self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int, *, decoding: bool = False
+        self,
+        batch: Batch,
+        kv_cache: KvCache,
+        num_tokens: int,
+        num_rows: int,
+        *,
+        decoding: bool = False,
+        adapters: bool = False,
     ) -> Tensor:
         """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
-        step = self._make_step(batch, kv_cache, Bucket(num_tokens, num_rows, decoding))
+        return self._compute_logits(batch, kv_cache, Bucket(num_tokens, num_rows, decoding, adapters))
+
+    def _compute_logits(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
+        step = self._make_step(batch, kv_cache, size)
         attend = make_attention(step, self._all_layers, self._code)
         stream = self._begin(step)
         self._run_layers(step, self._all_layers, stream, attend)
@@ -94,31 +106,33 @@ class Runner:
         self,
         batch: Batch,
         kv_cache: KvCache,
-        size: tuple[int, int, bool],
+        size: Bucket,
         layers: range,
         residual: Tensor,
         before: Stream | None = None,
     ) -> Stream | None:
         """Run some of a step's layers: with the first of all it begins, with the last it samples.
 
-        size: the step's tokens and rows, padding included, and whether every row is of one token; residual:
-        [max_tokens, hidden], all that a step keeps between its segments beside the batch and the KV cache, unless the
-        segment before returned something, `before`.
+        size: the step's; residual: [max_tokens, hidden], all that a step keeps between its segments beside the batch
+        and the KV cache, unless the segment before returned something, `before`.
         """
-        step = self._make_step(batch, kv_cache, Bucket(*size), whole=False)
-        stream = before or self._resume(step, residual[: size[0]], is_first=layers.start == 0)
+        step = self._make_step(batch, kv_cache, size, whole=False)
+        stream = before or self._resume(step, residual[: size.tokens], is_first=layers.start == 0)
         self._run_layers(step, layers, stream, make_attention(step, layers, self._code))
         if layers.stop < len(self.model.layers):
             return stream.pause()
-        self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size[1])
+        self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size.rows)
         return None
 
     @torch.inference_mode()
     def compute_hidden(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> Tensor:
         """Return what the head reads of every token [num_tokens, hidden]."""
-        step = self._make_step(batch, kv_cache, Bucket(num_tokens, num_rows, decoding=False), whole=False)
+        return self._compute_hidden(batch, kv_cache, Bucket(num_tokens, num_rows, decoding=False))
+
+    def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
+        step = self._make_step(batch, kv_cache, replace(size, decoding=False), whole=False)
         load_snapshots(step, self._code.copy_states)
-        stream = NormKernels(step, self._embed(batch, num_tokens))
+        stream = NormKernels(step, self._embed(batch, size.tokens))
         self._run_layers(step, self._all_layers, stream, make_attention(step, self._all_layers, self._code))
         return stream.read(self.model.norm)
 
@@ -132,7 +146,7 @@ class Runner:
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
-        updates = find_updates(batch, bucket.rows, self.adapters) if self.adapters else None
+        updates = self.adapters.find(batch, bucket) if self.adapters is not None else None
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates, self.by_token)
 
     def _begin(self, step: Step) -> Stream:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from blink.formats.base import matrix_of
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
-from blink.formats.schemes import BF16, FP8_ROWS, Quantization
+from blink.formats.schemes import ARRAY_GROUP, BF16, FP8_ROWS, Quantization
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import LayerWeights
 from blink.models.layers import LayerSpec
@@ -81,12 +81,12 @@ def expected_sites(
 ) -> ModelSites:
     """Describe a model on a GPU by its description: as if all matrices were quantized that may be.
 
-    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices but experts are quantized in a GGUF file.
+    fp8: whether matrices of 16 bits are made FP8; gguf: whether all matrices are quantized in a GGUF file.
     """
     scheme = spec.quantization or (FP8_ROWS if fp8 else None)
     of_layers = None if scheme is not None and scheme.experts_only else scheme
     expect: Expect = _expect_gguf if gguf else functools.partial(_expect, of_layers)
-    found = {layer: _expect_layer(layer, spec.hidden_size, expect, scheme) for layer in spec.distinct_layers}
+    found = {layer: _expect_layer(layer, spec, expect, scheme) for layer in spec.distinct_layers}
     sizes = len(spec.vocab_part), spec.hidden_size
     embedding = _expect_gguf(*sizes) if gguf else _expect(None, *sizes)
     of_head = spec.output_quantization
@@ -96,8 +96,8 @@ def expected_sites(
     return ModelSites(spec, [found[layer] for layer in spec.layers], head, embedding, "bfloat16", kv_dtype, block_size)
 
 
-def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantization | None) -> LayerSites:
-    mixer, mlp = layer.mixer, layer.mlp.mixture
+def _expect_layer(layer: LayerSpec, model: ModelSpec, expect: Expect, scheme: Quantization | None) -> LayerSites:
+    mixer, mlp, hidden = layer.mixer, layer.mlp.mixture, model.hidden_size
     qkv, output = expect(mixer.in_size, hidden), expect(hidden, mixer.out_size)
     # What is never quantized: routers, and what a recurrent layer has for each value head.
     gates = None if mixer.recurrence is None else _expect(None, mixer.recurrence.num_gates, hidden)
@@ -108,7 +108,10 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
-    encoding = BF16 if scheme is None or not scheme.can_stay else scheme.encoding
+    encoding = BF16 if scheme is None else scheme.encoding
+    stays_gguf = expect is _expect_gguf and model.shard.size == 1  # ranks dequantise a GGUF file's experts
+    if stays_gguf or (scheme is not None and scheme.in_arrays):
+        encoding = None  # one of many
     sizes = mlp.own_experts, mlp.router.top_k, hidden, mlp.size
     experts = ExpertMatrices(*sizes, (encoding, encoding), mlp.has_plain_experts)
     router = _expect(None, mlp.experts, hidden)
@@ -122,6 +125,8 @@ def _expect_gguf(n: int, k: int) -> Matrix:
 
 
 def _expect(scheme: Quantization | None, n: int, k: int) -> Matrix:
-    if scheme is None or not scheme.can_stay or n % _ROWS or k % scheme.format.unit:
+    if scheme is not None and scheme.in_arrays:
+        return _expect_gguf(n, k) if k % ARRAY_GROUP == 0 else Matrix(n, k, Layout.ROWS, BF16)
+    if scheme is None or n % _ROWS or k % scheme.format.unit:
         return Matrix(n, k, Layout.ROWS, BF16)
     return Matrix(n, k, Layout.UNITS, scheme.encoding)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -32,9 +32,9 @@ _O200K = (
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """How a family of tokenizers cuts text before BPE; an empty pattern is GPT-2's."""
+    """How a family of tokenizers cuts text before BPE, by one pattern after the other; without one as GPT-2's."""
 
-    pattern: str = ""
+    patterns: tuple[str, ...] = ()
     single_digits: bool = False
     nfc: bool = False
     ignore_merges: bool = False
@@ -43,10 +43,19 @@ class _Split:
 
 _GPT2 = _Split()
 _DIGITS = _Split(single_digits=True)
-_LLAMA3 = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-_CL100K = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}{1,3}"))
-_QWEN2 = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}"), nfc=True)
-_QWEN35 = _Split(_LETTERS_THEN_DIGITS.format(letters=r"\p{L}\p{M}", digits=r"\p{N}"), nfc=True)
+_CL100K = _Split((_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}{1,3}"),))
+_LLAMA3 = replace(_CL100K, ignore_merges=True, add_bos=True)
+_QWEN2 = _Split((_LETTERS_THEN_DIGITS.format(letters=r"\p{L}", digits=r"\p{N}"),), nfc=True)
+_QWEN35 = _Split((_LETTERS_THEN_DIGITS.format(letters=r"\p{L}\p{M}", digits=r"\p{N}"),), nfc=True)
+# Digits, then Chinese and Japanese, then the rest.
+_DEEPSEEK = _Split(
+    (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
 
 # The names are those that GGUF files carry in tokenizer.ggml.pre.
 _SPLITS: dict[str, _Split] = {
@@ -63,10 +72,13 @@ _SPLITS: dict[str, _Split] = {
     "llama3": _LLAMA3,
     "dbrx": _CL100K,
     "smaug-bpe": _CL100K,
+    "chatglm-bpe": _CL100K,
+    "glm4": _CL100K,
+    "deepseek-v3": _DEEPSEEK,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "qwen35": _QWEN35,
-    "gpt-4o": _Split(_O200K),
+    "gpt-4o": _Split((_O200K,)),
 }
 
 
@@ -119,11 +131,9 @@ def _bpe(tokens: list[str], lines: list[str], split: _Split) -> models.BPE:
 def _pre_tokenizer(split: _Split) -> pre_tokenizers.PreTokenizer:
     if split.single_digits:
         steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)]
-    elif split.pattern:
-        steps = [pre_tokenizers.Split(Regex(split.pattern), behavior="isolated")]
     else:
-        steps = []
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.pattern))
+        steps = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in split.patterns]
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not split.patterns))
     return pre_tokenizers.Sequence(steps) if len(steps) > 1 else steps[0]
 
 

@@ -72,12 +72,13 @@ def build_timeline(steps: npt.NDArray[np.void], report: RegionReport) -> dict[st
     """Return the document of some steps (dtype layout.TRACE_ENTRY, ascending). Its times begin with the first."""
     origin = int(steps["retired_ns"][0])
     graphs, num_decode = report.geometry["graphs"], int(report.geometry["num_decode_graphs"])
+    num_plain = int(report.geometry["num_plain_graphs"])
     events = [*_names(report.model)]
     for entry in steps:
         step = {name: int(entry[name]) for name in entry.dtype.names or ()}
         step["num_prompt_tokens"] = step["num_tokens"] - step["num_decode_rows"]
         step["bucket"] = int(graphs[step["graph"]]["tokens"])
-        step["is_decode"] = step["graph"] < num_decode
+        step["is_decode"] = step["graph"] % num_plain < num_decode
         events += _step_events(step, origin)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"model": report.model, "region": report.name}}
 

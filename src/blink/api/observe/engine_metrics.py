@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from blink.api.observe.exposition import Family, Labels
-from blink.region.layout import CONSTANTS
+from blink.region.layout import CONSTANTS, Absent
 from blink.region.step_tokens import BOUNDS, STATS
 
 Stats = Mapping[str, int]  # empty while there is no engine
@@ -20,6 +20,8 @@ _ENGINE_COUNTERS = {
     "prompt_tokens_cached": ("prefix_hits", "Prompt tokens taken from the prefix cache."),
     "prefix_cache_queries": ("prefix_queries", "Prompt tokens looked up in the prefix cache."),
     "prefix_cache_hits": ("prefix_hits", "Prompt tokens found in the prefix cache."),
+    "external_prefix_cache_queries": ("host_queries", "Prompt tokens looked up in host memory."),
+    "external_prefix_cache_hits": ("host_hits", "Prompt tokens restored from host memory."),
     "num_preemptions": ("num_preemptions", "Sequences preempted."),
     "spec_decode_num_drafts": ("num_drafts", "Drafts of speculative decoding."),
     "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens."),
@@ -31,8 +33,6 @@ _ENGINE_GAUGES = {
 }
 # vLLM's metrics of what is not here: always 0.
 _ZERO_COUNTERS = {
-    "external_prefix_cache_queries": "Prompt tokens looked up in a cache outside of the engine: there is none.",
-    "external_prefix_cache_hits": "Prompt tokens found in a cache outside of the engine: there is none.",
     "mm_cache_queries": "Images looked up in a cache: there is none.",
     "mm_cache_hits": "Images found in a cache: there is none.",
 }
@@ -44,8 +44,10 @@ _BLINK_COUNTERS = {
     "computed_tokens": "Tokens that went through the model, recomputed ones included.",
     "padded_tokens": "Tokens that filled graphs up to their size.",
     "num_parked": "Sequences that left their place to latency-sensitive ones but kept their blocks.",
+    "host_blocks_stored": "Blocks that were copied to host memory as they were evicted.",
     "evicted_blocks": "Blocks evicted from the prefix cache.",
     "prefix_resets": "Times that the prefix cache was emptied on demand.",
+    "kv_event_restarts": "Times that events of the KV cache began anew, as their ring was full.",
     "num_pauses": "Pauses that clients have asked for.",
     "finished_error": "Sequences that ended with an error: nothing could be sampled from their logits.",
     "num_rejected": "Submissions that the scheduler refused.",
@@ -60,6 +62,7 @@ _BLINK_SECONDS = {
 }
 _BLINK_GAUGES = {
     "num_automata_used": "Automata that sequences use now.",
+    "num_host_blocks_used": "Blocks of the KV cache in host memory.",
     "num_blocks_cached": "Blocks that only the prefix cache holds.",
     "num_window_blocks": "Blocks of layers that see a window of the newest tokens; 0: there are no such layers.",
     "num_window_blocks_used": "Window blocks that sequences use now.",
@@ -90,15 +93,32 @@ class _Labelled:
 
 
 def _computed(stats: Stats) -> float:
-    return max(stats.get("prompt_tokens", 0) - stats.get("prefix_hits", 0), 0)
+    return max(stats.get("prompt_tokens", 0) - stats.get("prefix_hits", 0) - stats.get("host_hits", 0), 0)
 
 
 def _hits(stats: Stats) -> float:
     return stats.get("prefix_hits", 0)
 
 
+def _restored(stats: Stats) -> float:
+    return stats.get("host_hits", 0)
+
+
 def _accepted_at(place: int) -> Callable[[Stats], float]:
     return lambda stats: stats.get(f"accepted_at_{place}", 0)
+
+
+def _is_awake(stats: Stats) -> bool:
+    return bool(stats) and not (_naps(stats) or _sleeps_deep(stats))
+
+
+def _naps(stats: Stats) -> bool:
+    lacks = stats.get("absent", 0)
+    return bool(lacks & (Absent.WEIGHTS | Absent.KV_CACHE)) and not lacks & Absent.DISCARDED
+
+
+def _sleeps_deep(stats: Stats) -> bool:
+    return bool(stats.get("absent", 0) & Absent.DISCARDED)
 
 
 def _none(_: Stats) -> float:
@@ -114,15 +134,15 @@ _LABELLED = {
     ),
     "engine_sleep_state": _Labelled(
         "gauge",
-        "1 for the state that the engine is in: it never sleeps.",
+        "1 for the state that the engine is in: awake, without its KV cache, or without its weights too.",
         "sleep_state",
-        {"awake": bool, "weights_offloaded": _none, "discard_all": _none},
+        {"awake": _is_awake, "weights_offloaded": _naps, "discard_all": _sleeps_deep},
     ),
     "prompt_tokens_by_source": _Labelled(
         "counter",
         "Prompt tokens processed, by where their keys and values came from.",
         "source",
-        {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _none},
+        {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _restored},
     ),
     "spec_decode_num_accepted_tokens_per_pos": _Labelled(
         "counter",

@@ -124,7 +124,7 @@ class NonStreamingChoices:
             "model": reply.model,
             "choices": [self._choice(generation) for generation in session.generations],
             "service_tier": None,
-            "system_fingerprint": None,
+            "system_fingerprint": reply.fingerprint or None,
             "usage": usage_of(session.prompts, session.generations, reply.num_choices),
         }
         if reply.is_chat:

@@ -24,6 +24,8 @@ class ChunkEncoder:
         self._session = session
         kind = "chat.completion.chunk" if reply.is_chat else "text_completion"
         common = {"id": reply.id, "object": kind, "created": reply.created, "model": reply.model}
+        if reply.fingerprint:
+            common["system_fingerprint"] = reply.fingerprint
         self._common = b"data: " + orjson.dumps(common)[:-1]
         text_key = b',"delta":{"content":' if reply.is_chat else b',"text":'
         self._heads = [

@@ -12,11 +12,12 @@ from blink.text.tokenizer import Tokenizer
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
-    """The form of one response. Who reads a request leaves the first five fields to who answers it."""
+    """The form of one response. Who reads a request leaves the first six fields to who answers it."""
 
     id: str = ""
     created: int = 0  # seconds since 1970
     model: str = ""
+    fingerprint: str = ""  # OpenAI's system_fingerprint; empty: none is told
     tokenizer: Tokenizer | None = None
     keeper: Keeper | None = None  # stores the answer for later requests
     message: MessageForm | None = None  # how the text is read; None: it is the content

@@ -26,6 +26,7 @@ class Table {
     find_classes();
     sort_by_width();
     if (has_items_) count_texts();
+    find_arrivals();
   }
 
   std::string bytes() const {
@@ -221,6 +222,36 @@ class Table {
     }
   }
 
+  // How each state is reached.
+  void find_arrivals() {
+    arrivals_.assign(machine_.size(), kUnreached);
+    for (const auto& steps : machine_.steps)
+      for (const Step& step : steps) {
+        const bool is_byte = !machine_.is_call(step) && width_of(step.label) == 1;
+        const uint32_t byte = is_byte ? machine_.lows[step.label] : 0;
+        arrivals_[step.to] = std::min(arrivals_[step.to], byte == ':' || byte == ',' ? kSeparated : kOtherwise);
+      }
+    for (const uint32_t start : machine_.starts)
+      if (start != kNowhere) arrivals_[start] = kOtherwise;
+  }
+
+  // What is guessed to come behind a state: a space after a colon or a comma, else what alone may come but for white
+  // space.
+  uint8_t guess_of(uint32_t state) const {
+    uint32_t num_texts = 0, text = kNoGuess;
+    for (uint32_t interval = 0; interval < machine_.num_intervals; interval++) {
+      if (rows_[state][interval] == kDeadEntry) continue;
+      const uint32_t byte = machine_.lows[interval], width = width_of(interval);
+      const bool is_blank = byte == ' ' && width == 1,
+                 is_space = is_blank || (byte >= '\t' && byte + width <= '\r' + 1);
+      if (is_blank && arrivals_[state] == kSeparated) return ' ';
+      num_texts += is_space ? 0 : width;
+      if (!is_space) text = byte;
+    }
+    if (machine_.finals[state]) return num_texts == 0 ? kReturnGuess : kNoGuess;
+    return uint8_t(num_texts == 1 ? text : kNoGuess);
+  }
+
   uint32_t width_of(uint32_t interval) const {
     const uint32_t next = interval + 1 < machine_.num_intervals ? machine_.lows[interval + 1] : kBytes;
     return next - machine_.lows[interval];
@@ -314,7 +345,8 @@ class Table {
     if (place >= first_single) {
       SingleRow row{};
       row.entry = entries.empty() ? uint16_t(kDeadEntry) : placed(entries[0].second);
-      row.classes[0] = entries.empty() ? uint8_t(0) : entries[0].first;
+      row.byte_class = entries.empty() ? uint8_t(0) : entries[0].first;
+      row.guess = guess_of(state);
       put(layout.single + (place - first_single) * uint32_t(sizeof row), row);
     } else if (place >= first_sparse) {
       SparseRow row{};
@@ -323,6 +355,7 @@ class Table {
         row.classes[i] = column;
         row.entries[i] = placed(entry);
       }
+      row.guess = guess_of(state);
       put(layout.sparse + (place - first_sparse) * uint32_t(sizeof row), row);
     } else if (place >= first_mapped) {
       const auto [different, pattern] = map_row(state);
@@ -334,6 +367,7 @@ class Table {
     } else {
       for (const auto& [column, entry] : entries)
         put(layout.full + uint32_t((place * columns_.size() + column) * sizeof(uint16_t)), placed(entry));
+      out[layout.guesses + place] = char(guess_of(state));
     }
   }
 
@@ -350,6 +384,8 @@ class Table {
   std::map<std::string, uint32_t> patterns_;  // of mapped rows
   std::vector<uint32_t> places_;              // by state: its number in the automaton
   std::vector<uint32_t> counts_;              // by state: the texts from there to an end, if they are few
+  enum Arrival : uint8_t { kOtherwise, kSeparated, kUnreached };  // the second: by a colon or a comma alone
+  std::vector<Arrival> arrivals_;                                 // by state
   bool has_items_ = false;
   uint32_t num_of_width_[kWidths];  // states
   Budget& budget_;

@@ -2,60 +2,9 @@
 // Walking through an automaton that was checked: the same on a CPU, in the scheduler's memory, and in GPU kernels.
 #pragma once
 
-#include "region/automaton.h"
+#include "automaton/rows.h"
 
 namespace blink {
-
-// An automaton's tables. What is read for each byte has a pointer; rows that are not full are found from the header.
-struct Automaton {
-  const uint8_t* classes;
-  const uint16_t* full;
-  const uint8_t* traits;
-  uint32_t num_classes, num_full, start;
-
-  BLINK_FN explicit Automaton(const uint8_t* bytes) : classes(bytes + sizeof(AutomatonHeader)) {
-    const AutomatonLayout layout = automaton_layout(header());
-    full = reinterpret_cast<const uint16_t*>(bytes + layout.full);
-    traits = bytes + layout.traits;
-    num_classes = header().num_classes;
-    num_full = header().num_full;
-    start = header().start & ~kMark;
-  }
-
-  BLINK_FN const AutomatonHeader& header() const {
-    return *reinterpret_cast<const AutomatonHeader*>(classes - sizeof(AutomatonHeader));
-  }
-  BLINK_FN bool has_items() const { return header().start & kMark; }
-  BLINK_FN const AutomatonCall& call(uint32_t index) const {
-    return reinterpret_cast<const AutomatonCall*>(classes + kBytes)[index];
-  }
-  BLINK_FN uint32_t entry_of(uint32_t state, uint32_t column) const {
-    return state < num_full ? full[state * num_classes + column] : narrow_entry_of(state - num_full, column);
-  }
-  BLINK_RARE_FN uint32_t narrow_entry_of(uint32_t place, uint32_t column) const {
-    const AutomatonHeader& h = header();
-    const AutomatonLayout layout = automaton_layout(h);
-    const uint8_t* bytes = classes - sizeof(AutomatonHeader);
-    if (place < h.num_mapped) {
-      const MappedRow& row = reinterpret_cast<const MappedRow*>(bytes + layout.mapped)[place];
-      const uint32_t found = bytes[layout.patterns + row.pattern * num_classes + column];
-      return found == kNoMappedEntry ? kDeadEntry : row.entries[found];
-    }
-    place -= h.num_mapped;
-    if (place >= h.num_sparse) {
-      const SingleRow& row = reinterpret_cast<const SingleRow*>(bytes + layout.single)[place - h.num_sparse];
-      return row.classes[0] == column ? row.entry : kDeadEntry;
-    }
-    const SparseRow& row = reinterpret_cast<const SparseRow*>(bytes + layout.sparse)[place];
-    for (uint32_t i = 0; i < kSparseClasses; i++)
-      if (row.classes[i] == column) return row.entries[i];
-    return kDeadEntry;
-  }
-  BLINK_FN bool is_final(uint32_t state) const { return traits[state] & kFinalTrait; }
-  BLINK_FN bool is_decided(uint32_t state) const { return traits[state] & kDecidedTrait; }
-  BLINK_FN bool is_few(uint32_t state) const { return traits[state] & kFewTrait; }
-  BLINK_FN uint32_t need(uint32_t state) const { return traits[state] & kNeedOfTrait; }
-};
 
 // Words of a place that an automaton uses.
 BLINK_FN uint32_t place_words(const Automaton& automaton) {
@@ -80,8 +29,10 @@ struct Pushes {
 constexpr uint32_t kItemSeed = 2166136261u, kItemPrime = 16777619u, kItemEnd = 0x100;  // FNV-1a, and a symbol more
 BLINK_FN uint32_t hash_on(uint32_t hash, uint32_t symbol) { return (hash ^ symbol) * kItemPrime; }
 
-// What a walk does for items that have to differ: nothing, find whether they do, or also keep what the next one needs.
-enum class Items { kNone, kCompare, kKeep };
+// What a walk does for items that have to differ: there are none, take them as if they need not, find whether they do,
+// or also keep what the next one needs.
+enum class Items { kNone, kIgnore, kCompare, kKeep };
+BLINK_FN constexpr bool heeds(Items items) { return items == Items::kCompare || items == Items::kKeep; }
 
 // The way of one token from a place: what lies on the stack below is read, not changed.
 template <Items kItems>
@@ -96,7 +47,7 @@ class Walk {
         kept_(from.depth),
         is_deep_(from.depth + kMaxTokenPushes + kMaxNeed > kMaxAutomatonDepth),
         plain_below_(is_deep_ ? 0 : kCallEntry) {
-    if constexpr (kItems != Items::kNone) {
+    if constexpr (heeds(kItems)) {
       item_hash_ = from.item_hash;
       item_depth_ = from.item_depth;
       num_closed_ = from.num_closed;
@@ -130,6 +81,14 @@ class Walk {
     return false;
   }
 
+  // The byte that is guessed to come next; kNoGuess: none is, or the text is complete.
+  BLINK_FN uint32_t guess() const {
+    uint32_t guess = automaton_.guess(state_);
+    for (uint32_t left = depth(); guess == kReturnGuess; guess = automaton_.guess(below(--left)))
+      if (left == 0) return kNoGuess;
+    return guess;
+  }
+
   // Where the walk is, after one more token. `to` may not be `from`; of a walk that keeps items it is the
   // constructor's.
   BLINK_FN void store(AutomatonPlace& to) const {
@@ -159,7 +118,8 @@ class Walk {
 
   // Take the marks from a call, whose way back is about to lie on the stack; false if it may not be made.
   BLINK_FN bool heed_marks(AutomatonCall& call) {
-    if constexpr (kItems != Items::kNone) {
+    if constexpr (kItems == Items::kNone) return true;
+    if constexpr (heeds(kItems)) {
       const bool is_item = call.target & kMark, is_limit = call.back & kMark;
       if (is_limit && !is_item && (num_closed_ + num_new_ == kMaxUniqueItems || is_closed(kItemSeed))) return false;
       if (is_item) {
@@ -169,14 +129,14 @@ class Walk {
           for (uint32_t i = 0; i < kTrail; i++) to_->trail_states[i] = kDeadEntry;
       }
       if (is_item && is_limit) num_closed_ = num_new_ = 0;
-      call = {uint16_t(call.target & ~kMark), uint16_t(call.back & ~kMark)};
     }
+    call = {uint16_t(call.target & ~kMark), uint16_t(call.back & ~kMark)};
     return true;
   }
 
   // Take a byte to its next state; false if an item that is open would come to where others were.
   BLINK_FN bool go_to(uint32_t next, uint32_t byte, bool is_direct) {
-    if constexpr (kItems != Items::kNone) {
+    if constexpr (heeds(kItems)) {
       if (item_depth_ != 0) {
         leave_trail(is_direct);
         item_hash_ = hash_on(item_hash_, byte);
@@ -193,7 +153,7 @@ class Walk {
 
   // Before the state on top of the stack is taken from it: an item that could have gone on may end here.
   BLINK_FN bool returns(bool is_direct) {
-    if constexpr (kItems != Items::kNone) {
+    if constexpr (heeds(kItems)) {
       if (item_depth_ != 0 && depth() == item_depth_) {
         leave_trail(is_direct);
         const uint32_t hash = hash_on(item_hash_, kItemEnd);

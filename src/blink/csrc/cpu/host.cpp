@@ -16,6 +16,7 @@
 #include "region/layout_table.h"
 #include "scheduler/integrity.h"
 #include "scheduler/state_arrays.h"
+#include "scheduler/token_index.h"
 
 using namespace blink;
 
@@ -47,6 +48,7 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
   h.digest = layout_digest();
   h.trace_offset = layout.trace;
   h.adapters_offset = layout.adapters;
+  h.kv_events_offset = layout.kv_events;
   h.queue_pairs_offset = layout.queue_pairs;
   h.queue_pair_bytes = layout.queue_pair.bytes;
   std::memcpy(h.hash_key, hash_key, sizeof h.hash_key);
@@ -55,6 +57,9 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
 }
 void blink_region_publish(void* region, uint64_t epoch) { store_release(static_cast<Header*>(region)->epoch, epoch); }
 
+void blink_kv_event_layout(const Geometry* g, KvEventLayout* out) {
+  *out = kv_event_layout(g->num_kv_events, g->block_size);
+}
 void blink_queue_pair_layout(const Geometry* g, QueuePairLayout* out) { *out = queue_pair_layout(*g); }
 
 uint64_t blink_state_bytes(const Geometry* g) {
@@ -69,6 +74,12 @@ void blink_state_build(State* out, const void* region, uint64_t state_base, uint
   out->geometry = geometry;
   lay_out_arrays(*out, geometry, state_base);
   bind_region(*out, geometry, region_base);
+}
+
+// Fill a zeroed table of a number of entries with the tokens of a vocabulary.
+void blink_index_tokens(const uint32_t* starts, const uint8_t* text, uint32_t vocab_size, uint32_t entries,
+                        TokenEntry* index) {
+  index_tokens(starts, text, vocab_size, entries, index);
 }
 
 // One pass at a given time, for tests and benchmarks.

@@ -87,6 +87,17 @@ struct DeviceEnv {
     return cudaGraphLaunch(executable, cudaStreamGraphFireAndForget) == cudaSuccess;
   }
 
+  // Copy while steps run. Where there is nothing to launch, all that could be copied is there.
+  __device__ static bool copy(CopyOrder& copy) {
+    if (shared.program.copies[0] == nullptr) {
+      store_release(copy.done, copy.ordered);
+      return true;
+    }
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");  // the order is there when the graph starts
+    shared.num_copies++;
+    return cudaGraphLaunch(shared.program.copies[copy.ordered % 2], cudaStreamGraphFireAndForget) == cudaSuccess;
+  }
+
   // Let the ranks on other GPUs launch what this one does.
   __device__ static void tell_followers(Plan plan) {
     if (shared.program.num_followers == 0) return;

@@ -14,7 +14,7 @@ __device__ bool run_window() {
   DeviceEnv env;
   State& state = shared.state;
   uint32_t launches = 0, idle = 0;
-  while (launches < kLaunchesPerWindow) {
+  while (launches + shared.num_copies < kLaunchesPerWindow) {
     const StepResult result = step(env, state);
     if (result == StepResult::kStopped || result == StepResult::kFailed) return false;
     launches += result == StepResult::kLaunched;

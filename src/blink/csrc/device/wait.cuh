@@ -77,8 +77,8 @@ __device__ void wait_for_step(const State& s) {
   __syncthreads();
 }
 
-// Wait until a frontend has news, a pass is due or a hold ends. One warp polls; the others wait at the barrier, which
-// costs no issue slots.
+// Wait until a frontend has news, a copy is over, a pass is due or a hold ends. One warp polls; the others
+// wait at the barrier, which costs no issue slots.
 __device__ inline void doze(const State& s) {
   if (threadIdx.x < kWarpLanes) {
     uint64_t due = DeviceEnv::now() + kIdlePassNs;
@@ -86,7 +86,7 @@ __device__ inline void doze(const State& s) {
     bool wakes = false;
     while (__any_sync(0xffffffffu, wakes) == 0) {
       __nanosleep(shared.program.idle_sleep_ns);
-      wakes = DeviceEnv::now() >= due;
+      wakes = DeviceEnv::now() >= due || is_copy_over(s);
       for (uint32_t qp = threadIdx.x; qp < s.geometry.num_queue_pairs; qp += kWarpLanes) wakes |= has_news(s, qp);
     }
   }

@@ -218,17 +218,17 @@ struct GateUpArgs {
   FIELD(int, boxes);  // of k
 };
 
-// prefill/attention.cu
+// prefill/attention.cu, attention/latent.cu
 struct PromptArgs {
   FIELDS_OF(PromptArgs);
-  FIELD(TensorMap, cells);    // the cache as [2, groups of 8 tokens, halves of heads, 8 tokens, 64]
-  FIELD(const Bf16*, query);  // [tokens, kv_heads * group, 128]
+  FIELD(TensorMap, cells);    // the cache as [2 or 1, groups of 8 tokens, parts of heads, 8 tokens, 64]
+  FIELD(const Bf16*, query);  // [tokens, kv_heads * group, size of a key]
   FIELD(const int*, block_tables);
   FIELD(const int*, items);  // [grid's second, kItemWords]
   FIELD(int*, counters);     // [partials, kv_heads]; at a tile's first partial result, how many are there
-  FIELD(float*, partials);   // [partials, kv_heads, kTilePairs, 128]
-  FIELD(float*, lses);       // [partials, kv_heads, kTilePairs]; log2 of the sum of exponentials
-  FIELD(Bf16*, out);         // [tokens, kv_heads * group * 128]
+  FIELD(float*, partials);   // [partials, kv_heads, pairs of a tile, size of a value]
+  FIELD(float*, lses);       // [partials, kv_heads, pairs of a tile]; log2 of the sum of exponentials
+  FIELD(Bf16*, out);         // [tokens, kv_heads * group * size of a value]
   FIELD(float, scale);       // of the scores, for powers of 2
   FIELD(int, table_stride);
 };

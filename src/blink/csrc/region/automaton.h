@@ -3,12 +3,15 @@
 //
 //     AutomatonHeader | uint8 class of each byte [256] | AutomatonCall [num_calls] | uint16 full rows
 //     [num_full][num_classes] | MappedRow [num_mapped] | SparseRow [num_sparse] | SingleRow [num_single] |
-//     uint8 patterns [num_patterns][num_classes] | uint8 traits [num_states]
+//     uint8 patterns [num_patterns][num_classes] | uint8 traits [num_states] | uint8 guesses of full rows [num_full]
 //
 // States are numbered in the order of their rows: most states take few classes of bytes, or one, and need no full row.
 // An entry of a row is the next state, kDeadEntry, or kCallEntry + the index of a call. At a call the byte is read
 // again in the called state, with the state to come back to on the stack. A final state without an entry for a byte
 // returns: the byte is read again in the state on top of the stack.
+//
+// A state has a guess of the byte that comes next, where little else may: the scheduler proposes tokens by it, and
+// nothing else reads it. Mapped rows have none.
 //
 // Items that have to differ, as those of a JSON array, are texts of marked calls. A walk through one hashes its bytes,
 // and keeps the hash where one text alone can complete it, or where it returns: there no other item may come to. Where
@@ -41,7 +44,8 @@ constexpr uint32_t kMark = 0x8000;        // of a header's start: it has marked 
 constexpr uint32_t kMaxUniqueItems = 64;  // that one array can have
 constexpr uint32_t kMaxTokenItems = 8;    // of them by one token
 constexpr uint32_t kTrail = 16;           // of so many last bytes of an item it is kept where they began
-constexpr uint32_t kSpecialTokenByte = 0xff;  // is never part of a text: begins the text of a special token
+constexpr uint32_t kNoGuess = 0, kReturnGuess = 1;  // of a state's next byte; the latter: it returns
+constexpr uint32_t kSpecialTokenByte = 0xff;        // is never part of a text: begins the text of a special token
 
 struct AutomatonHeader {
   FIELDS_OF(AutomatonHeader);
@@ -76,7 +80,8 @@ constexpr uint32_t kSparseClasses = 5;
 struct alignas(16) SparseRow {
   FIELDS_OF(SparseRow);
   FIELD_ARRAY(uint16_t, entries, kSparseClasses);
-  FIELD_ARRAY(uint8_t, classes, kSparseClasses + 1);  // the last is not used
+  FIELD_ARRAY(uint8_t, classes, kSparseClasses);
+  FIELD(uint8_t, guess);
 };
 static_assert(sizeof(SparseRow) == 16, "a sparse row is read at once");
 
@@ -84,7 +89,8 @@ static_assert(sizeof(SparseRow) == 16, "a sparse row is read at once");
 struct alignas(4) SingleRow {
   FIELDS_OF(SingleRow);
   FIELD(uint16_t, entry);
-  FIELD_ARRAY(uint8_t, classes, 2);  // the second is not used
+  FIELD(uint8_t, byte_class);
+  FIELD(uint8_t, guess);
 };
 
 struct AutomatonCall {
@@ -125,7 +131,7 @@ BLINK_FN uint32_t list_words(uint32_t vocab_size) { return (vocab_size + 31) / 3
 
 // Byte offsets inside one automaton.
 struct AutomatonLayout {
-  uint32_t calls, full, mapped, sparse, single, patterns, traits, bytes;
+  uint32_t calls, full, mapped, sparse, single, patterns, traits, guesses, bytes;
 };
 
 BLINK_FN bool valid_header(const AutomatonHeader& h) {
@@ -145,7 +151,8 @@ BLINK_FN AutomatonLayout automaton_layout(const AutomatonHeader& h) {
   l.single = l.sparse + h.num_sparse * uint32_t(sizeof(SparseRow));
   l.patterns = l.single + h.num_single * uint32_t(sizeof(SingleRow));
   l.traits = aligned(l.patterns + uint32_t(h.num_patterns) * h.num_classes, 4);
-  l.bytes = aligned(l.traits + num_states(h), kAutomatonUnit);
+  l.guesses = aligned(l.traits + num_states(h), 4);
+  l.bytes = aligned(l.guesses + h.num_full, kAutomatonUnit);
   return l;
 }
 

@@ -11,8 +11,8 @@ enum class Opcode : uint32_t { kSubmit = 1, kCancel = 2, kResetPrefixCache = 3, 
 // end first. kKeep: all stay as they are. kRetract: all stay, and compute their KV anew afterwards.
 enum class PauseMode : uint32_t { kNone = 0, kAbort = 1, kWait = 2, kKeep = 3, kRetract = 4 };
 // What an engine's model lacks; bits of Control::absent. kUndefined: an update of its weights has begun, and no whole
-// one came.
-enum class Absent : uint32_t { kNothing = 0, kWeights = 1, kKvCache = 2, kUndefined = 4 };
+// one came. kDiscarded, with kWeights: they are to be read again.
+enum class Absent : uint32_t { kNothing = 0, kWeights = 1, kKvCache = 2, kUndefined = 4, kDiscarded = 8 };
 // What a pause takes away: cached prefixes, or those and every sequence's KV.
 enum class Drop : uint32_t { kNothing = 0, kPrefixCache = 1, kKvCache = 2 };
 enum class CqeKind : uint8_t {

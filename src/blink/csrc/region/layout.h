@@ -3,19 +3,20 @@
 // Python derives its numpy dtypes from these structs (layout_table.h); nothing here is written down a second time.
 // A word that is no FIELD is padding.
 //
-//   Header | Control | Trace ring | AdapterWords | queue pair 0: FrontendWords, SchedulerWords, SQ, CQ, arena | queue
-//   pair 1 | ...
+//   Header | Control | Trace ring | AdapterWords | KV events (kv_events.h) | queue pair 0: FrontendWords,
+//   SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
 #pragma once
 
 #include "region/automaton.h"
 #include "region/codes.h"
 #include "region/fields.h"
+#include "region/kv_events.h"
 #include "sampler/params.h"
 
 namespace blink {
 
 constexpr uint64_t kMagic = 0x314b4e494c42ull;  // "BLINK1"
-constexpr uint32_t kLayoutVersion = 7;          // changes when the meaning of a word does
+constexpr uint32_t kLayoutVersion = 8;          // changes when the meaning of a word does
 constexpr uint32_t kMaxGraphs = 256;
 constexpr uint32_t kFlows = 256;  // of a queue pair
 constexpr uint32_t kMaxStopTokens = 128;
@@ -79,9 +80,15 @@ struct Geometry {
   FIELD(uint32_t, ngram_min);      // tokens that a draft's place in the text has to have in common with its end
   FIELD(uint32_t, ngram_max);      // likewise, at first
   FIELD(uint32_t, ngram_entries);  // of a slot's table of n-grams; power of two
+  FIELD(uint32_t, token_entries);  // of the table of tokens by their bytes; power of two; 0: no draft needs it
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
+  FIELD(uint32_t, num_plain_graphs);   // those behind them are the same once more, for steps with adapters
+  FIELD(uint32_t, num_host_blocks);    // of the KV cache in host memory; 0: there are none
+  FIELD(uint32_t, host_hash_entries);  // power of two, at least twice num_host_blocks
+  FIELD(uint32_t, host_copies);        // of the ring of copies; power of two
+  FIELD(uint32_t, num_kv_events);      // of the ring of the prefix cache's events; power of two; 0: none are told
   FIELD(uint32_t, num_automata);       // that the engine holds at once
   FIELD(uint32_t, num_adapters);       // that the host's memory holds at once; 0: none are served
   FIELD(uint32_t, num_adapter_slots);  // adapters that the model holds at once: those of one step
@@ -113,10 +120,13 @@ struct Header {
   FIELD(uint64_t, epoch);
   FIELD(uint64_t, trace_offset);
   FIELD(uint64_t, adapters_offset);
+  FIELD(uint64_t, kv_events_offset);
   FIELD(uint64_t, queue_pairs_offset);
   FIELD(uint64_t, queue_pair_bytes);
   FIELD_ARRAY(uint8_t, hash_key, 16);
+  FIELD_ARRAY(uint8_t, kv_event_root, 16);  // what chains begin with whose events are published
   FIELD_ARRAY(char, model, 256);
+  FIELD_ARRAY(char, fingerprint, 32);  // of what decides the bits of an answer; empty: other requests do, too
   FIELD(Geometry, geometry);
 };
 
@@ -134,8 +144,13 @@ struct Statistics {
   FIELD(uint64_t, prefix_hits);                 // tokens found
   FIELD(uint64_t, best_effort_prefix_queries);  // of these, best-effort requests'
   FIELD(uint64_t, best_effort_prefix_hits);
+  FIELD(uint64_t, host_queries);  // tokens looked up in host memory, and restored
+  FIELD(uint64_t, host_hits);
+  FIELD(uint64_t, host_blocks_stored);
+  FIELD(uint64_t, num_host_blocks_used);
   FIELD(uint64_t, prefix_resets);
-  FIELD(uint64_t, num_pauses);  // that were asked for and are in effect, or were taken back before
+  FIELD(uint64_t, kv_event_restarts);  // as the ring of events was full
+  FIELD(uint64_t, num_pauses);         // that were asked for and are in effect, or were taken back before
   FIELD(uint64_t, num_preemptions);
   FIELD(uint64_t, num_parked);
   FIELD(uint64_t, evicted_blocks);
@@ -343,7 +358,7 @@ BLINK_FN QueuePairLayout queue_pair_layout(const Geometry& g) {
 constexpr uint64_t kControlOffset = align_up(sizeof(Header), kCacheLine);
 
 struct RegionLayout {
-  uint64_t trace, adapters, queue_pairs, bytes;
+  uint64_t trace, adapters, kv_events, queue_pairs, bytes;
   QueuePairLayout queue_pair;
 };
 
@@ -351,7 +366,8 @@ BLINK_FN RegionLayout region_layout(const Geometry& g) {
   RegionLayout l{};
   l.trace = align_up(kControlOffset + sizeof(Control), kPage);
   l.adapters = align_up(l.trace + g.trace_entries * sizeof(TraceEntry), kPage);
-  l.queue_pairs = align_up(l.adapters + g.num_adapters * sizeof(AdapterWords), kPage);
+  l.kv_events = align_up(l.adapters + g.num_adapters * sizeof(AdapterWords), kPage);
+  l.queue_pairs = align_up(l.kv_events + kv_event_layout(g.num_kv_events, g.block_size).bytes, kPage);
   l.queue_pair = queue_pair_layout(g);
   l.bytes = l.queue_pairs + g.num_queue_pairs * l.queue_pair.bytes;
   return l;

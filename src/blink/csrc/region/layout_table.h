@@ -166,8 +166,9 @@ inline const std::string& layout_text() {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout, AdapterWords>();
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
-      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse>();
-      t.structs<Registration, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
+      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder>();
+      t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
+      t.structs<Registration, OriginRecord, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
                 DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
@@ -176,7 +177,7 @@ inline const std::string& layout_text() {
     });
     t.section("enums", [&] {
       t.enums<Opcode, PauseMode, Drop, Absent, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode,
-              ErrorCode>();
+              ErrorCode, KvEventKind>();
       t.enums<StepResult, StepClass, SequenceStatus, RowKind, StepKind>();
     });
     t.section("constants", [&] { list_constants(t); });

@@ -4,7 +4,10 @@
 // The engine's host process stores an adapter's generation once its weights are in memory, and 0 to take it back. The
 // scheduler follows, by `seen`, as soon as nobody uses the generation before. So the host waits for `seen` twice:
 // before it tells anybody of an adapter, and before it frees the memory of one. Entries name index and generation;
-// those of others than `seen` are refused. A model's copy without users stays until another adapter takes its slot.
+// those of others than `seen` are refused.
+//
+// The model reads an adapter in one of its own slots. A copy goes there when a sequence first waits for it, one at a
+// time, while steps run (adapter_paging.h). It stays, without users too, until another adapter takes its slot.
 #pragma once
 
 #include "scheduler/queue_pair.h"
@@ -17,15 +20,26 @@ BLINK_FN void publish_use(State& s, uint32_t index) {
   store_relaxed(s.adapter_words[index].num_in_slots, s.adapters[index].num_in_slots);
 }
 
+// Whether the copy that is in flight, as far as is known, is over.
+BLINK_FN bool is_copy_over(const State& s) {
+  return s.copied_adapter > 0 && load_acquire(s.copy_order->done) == load_relaxed(s.copy_order->ordered);
+}
+
+// Note the end of a copy. Runs on: one lane.
+BLINK_FN void end_copy(State& s) {
+  if (is_copy_over(s)) s.copied_adapter = 0;
+}
+
 // Follow what the host has loaded and taken back. Runs on: one lane.
 // Orders: `generation` (acquire) before `content`; the last user's end before `seen` (release).
 BLINK_FN void follow_adapters(State& s) {
+  end_copy(s);
   for (uint32_t i = 0; i < s.geometry.num_adapters; i++) {
     AdapterUse& use = s.adapters[i];
     const uint32_t generation = load_acquire(s.adapter_words[i].generation);
-    if (generation == use.generation || use.num_users > 0) continue;
+    if (generation == use.generation || use.num_users > 0 || s.copied_adapter == i + 1) continue;
     if (use.slot > 0) s.adapter_places[use.slot - 1] = 0;
-    use = AdapterUse{generation, load_relaxed(s.adapter_words[i].content), 0, 0, 0};
+    use = AdapterUse{0, generation, load_relaxed(s.adapter_words[i].content), 0, 0, 0};
     store_release(s.adapter_words[i].seen, generation);
   }
 }
@@ -47,41 +61,19 @@ BLINK_FN void join_adapter(State& s, const Sequence& q) {
   store_relaxed(s.adapter_words[index].last_use, ++s.adapter_stamp);
 }
 
-// Whether a slot of the model can be another adapter's: it is empty, or nobody uses what it holds.
-BLINK_FN bool is_slot_free(const State& s, uint32_t slot) {
-  const int32_t place = s.adapter_places[slot];
-  return place == 0 || s.adapters[place - 1].num_in_slots == 0;
+// Whether a sequence waits for a copy of its adapter.
+BLINK_FN bool lacks_adapter(const State& s, const Sequence& q) {
+  return q.sqe.adapter > 0 && q.adapter_slot == 0 &&
+         (s.adapters[q.sqe.adapter - 1].slot == 0 || s.copied_adapter == q.sqe.adapter);
 }
 
-// Whether a sequence can have its adapter in the model's memory.
-BLINK_FN bool has_adapter_room(const State& s, const Sequence& q) {
-  if (q.sqe.adapter == 0 || q.adapter_slot > 0 || s.adapters[q.sqe.adapter - 1].slot > 0) return true;
-  for (uint32_t slot = 0; slot < s.geometry.num_adapter_slots; slot++)
-    if (is_slot_free(s, slot)) return true;
-  return false;
-}
-
-// The slot that was not used for the longest time, of those that are free. can_admit() has seen to it that there is
-// one.
-BLINK_FN uint32_t oldest_free_slot(const State& s) {
-  uint32_t best = kNone;
-  for (uint32_t slot = 0; slot < s.geometry.num_adapter_slots; slot++)
-    if (is_slot_free(s, slot) && (best == kNone || s.adapter_stamps[slot] < s.adapter_stamps[best])) best = slot;
-  return best;
-}
-
-// Let a sequence that gets a slot have its adapter in the model's memory. Runs on: one lane.
+// Let a sequence that gets a slot have the copy of its adapter, which is there. Runs on: one lane.
 BLINK_FN void take_adapter(State& s, Sequence& q) {
   if (q.sqe.adapter == 0) return;
   const uint32_t index = q.sqe.adapter - 1;
   AdapterUse& use = s.adapters[index];
-  if (use.slot == 0) {
-    const uint32_t slot = oldest_free_slot(s);
-    if (const int32_t before = s.adapter_places[slot]; before > 0) s.adapters[before - 1].slot = 0;
-    s.adapter_places[slot] = int32_t(index + 1);
-    use.slot = slot + 1;
-  }
   s.adapter_stamps[use.slot - 1] = ++s.adapter_stamp;
+  use.kept_until_ns = 0;
   q.adapter_slot = use.slot;
   use.num_in_slots++;
   publish_use(s, index);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
+#include "scheduler/host_restore.h"
 #include "scheduler/prompt_logprobs.h"
 #include "scheduler/share.h"
 #include "scheduler/sizing.h"
@@ -14,7 +15,7 @@ namespace blink {
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct StepTotals {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows;
+  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows, adapter_rows;
 };
 BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
   return {a.tokens + b.tokens,
@@ -24,7 +25,8 @@ BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
           a.decode_rows + b.decode_rows,
           a.prefill_rows + b.prefill_rows,
           a.best_effort_rows + b.best_effort_rows,
-          a.logprob_rows + b.logprob_rows};
+          a.logprob_rows + b.logprob_rows,
+          a.adapter_rows + b.adapter_rows};
 }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
@@ -47,6 +49,7 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
     t.logprob_rows += has_prompt_logprobs(q);
+    t.adapter_rows += q.adapter_slot > 0;
   }
   return env.sum(t);
 }
@@ -139,6 +142,7 @@ BLINK_FN StepTotals choose_decoders(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
+  if (has_host(s) && !takes_part(q) && restore_prefix(env, s, q, t.blocks, t.decode_rows > 0)) return;
   const uint32_t start = q.num_computed + q.row.num_tokens;
   const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
@@ -180,7 +184,7 @@ BLINK_RARE_FN PrefixHit find_usable_prefix(Env& env, State& s, Sequence& q) {
 // Make the sequence run: the prefix that was found is its own, the rest it computes. Runs on: one lane.
 BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64_t now) {
   Sequence& q = s.sequences[index];
-  const uint32_t found = hit.blocks * s.geometry.block_size;
+  const uint32_t found = hit.blocks * s.geometry.block_size, on_host = hit.host_blocks * s.geometry.block_size;
   if (q.num_blocks == 0) {
     q.num_blocks = q.num_registered = hit.blocks;
     q.num_freed = hit.blocks - hit.window_blocks;
@@ -191,9 +195,10 @@ BLINK_RARE_FN void start_running(State& s, uint32_t index, PrefixHit hit, uint64
   }
   if (!q.admitted) {
     q.admitted = 1;
-    post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found), now);
+    post(s, q.queue_pair, q.sqe.sequence, CqeKind::kAdmitted, FinishReason::kNone, int32_t(found + on_host), now);
     s.statistics.prompt_tokens += q.sqe.num_prompt_tokens;
     count_lookup(s, q, found);
+    if (has_host(s)) s.statistics.host_queries += q.sqe.num_prompt_tokens - found;
   }
   s.qps[q.queue_pair].cq_need += completions_per_sample(s, q);
   q.waited_ns = waited_ns(q, now);
@@ -234,6 +239,7 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
     t = step_totals(env, s);
   }
   acquire_prefix(env, s, q.slot, hit);
+  if (env.lane() == 0 && has_host(s)) hit.host_blocks = count_restorable(s, q, hit.blocks);
   if (env.lane() == 0) start_running(s, rank.sequence, hit, now);
   env.sync();
   keep_only(env, s, SequenceStatus::kWaiting);
@@ -241,11 +247,15 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
   return true;
 }
 
-BLINK_RARE_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
+// Whether a waiting sequence could run, if what it reads of the model's memory were there.
+BLINK_RARE_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return s.pause_mode != PauseMode::kWait && q.skipped_pass != s.pass && can_start(s, q) &&
-         (q.slot != kNone || s.qps[q.queue_pair].may_take) && class_runs(s, q, now) && has_automaton_room(s, q) &&
-         has_adapter_room(s, q);
+         (q.slot != kNone || s.qps[q.queue_pair].may_take) && class_runs(s, q, now) && has_automaton_room(s, q);
+}
+
+BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
+  return has_turn(s, q, now) && !lacks_adapter(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.

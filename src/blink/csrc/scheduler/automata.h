@@ -54,6 +54,7 @@ BLINK_FN bool valid_automaton_word(const AutomatonHeader& h, const AutomatonLayo
     for (uint32_t shift = 0; shift < 32; shift += 8) valid = valid && (word >> shift & mask) <= most;
     return valid;
   };
+  if (at >= l.guesses) return true;
   if (at >= l.traits) return all_bytes(kNeedOfTrait, kMaxNeed);
   if (at >= l.patterns) return all_bytes(0xff, kNoMappedEntry);
   if (at >= l.single) return valid_entry(h, low);  // classes are compared only

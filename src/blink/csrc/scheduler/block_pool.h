@@ -7,7 +7,7 @@
 // keeps.
 #pragma once
 
-#include "scheduler/hash_table.h"
+#include "scheduler/host_tier.h"
 
 namespace blink {
 
@@ -36,6 +36,7 @@ struct FullPool {
   static BLINK_FN bool is_cached(const State& s, uint32_t block) { return s.block_hashed[block] != 0; }
   // Let nobody find a cached block any more. Runs on: one lane.
   static BLINK_FN void forget(State& s, uint32_t block) {
+    if (has_host(s)) keep_on_host(s, block);
     hash_remove(s, block);
     s.statistics.evicted_blocks++;
   }

@@ -32,6 +32,9 @@ BLINK_RARE_FN void reset_window_blocks(Env& env, State& s) {
 template <class Env>
 BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
   for (uint32_t at = env.lane(); at < s.geometry.hash_entries; at += env.lanes()) s.hash_table[at] = 0;
+  for (uint32_t at = env.lane(); at < s.geometry.host_hash_entries; at += env.lanes()) s.host.table[at] = 0;
+  for (uint32_t at = env.lane(); at < s.geometry.num_host_blocks; at += env.lanes())
+    s.host.marks[at] = HostMark::kEmpty;
   if (has_windows(s)) reset_window_blocks(env, s);
   uint32_t freed = 0;
   for (uint32_t tile = 0; tile < s.geometry.num_blocks; tile += env.lanes()) {
@@ -42,6 +45,7 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
     const uint32_t rank = freed + env.scan(idle, count);
     if (hashed) s.block_hashed[block] = 0;
     if (hashed) forget_snapshot(s, block);
+    if (hashed && has_events(s)) s.events.links[block] = BlockLink{};
     if (hashed && has_windows(s)) s.block_windows[block] = 0;
     if (idle) s.free_blocks[s.num_free_blocks + rank] = block;
     freed += count;
@@ -50,6 +54,8 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
   if (env.lane() == 0) {
     s.num_free_blocks += freed;
     s.num_evictable = s.lru_count = s.reset_asked = 0;
+    if (has_events(s)) log_reset(s);
+    s.statistics.num_host_blocks_used = 0;
     s.statistics.prefix_resets++;
     s.stats_dirty = 1;
   }

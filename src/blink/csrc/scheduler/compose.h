@@ -3,6 +3,7 @@
 // flight. A paused step has its own buffers (step_kind.h).
 #pragma once
 
+#include "scheduler/adapter_paging.h"
 #include "scheduler/drafts.h"
 
 namespace blink {
@@ -135,15 +136,16 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
 
 // The smallest graph that holds a step.
 BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
-  return graph_for(g, total.tokens,
-                   total.logprob_rows > 0   ? GraphKind::kScoring
-                   : total.prefill_rows > 0 ? GraphKind::kMixed
-                                            : GraphKind::kDecoding);
+  const uint32_t graph = graph_for(g, total.tokens,
+                                   total.logprob_rows > 0   ? GraphKind::kScoring
+                                   : total.prefill_rows > 0 ? GraphKind::kMixed
+                                                            : GraphKind::kDecoding);
+  return total.adapter_rows > 0 ? adapter_graph(g, graph) : graph;
 }
 
 // Whether prefill may preempt a step: a decode step, while a prompt is expected and the credit pays its cost.
 BLINK_FN bool may_be_preempted(const State& s, uint32_t graph, const StepTotals& total) {
-  return graph < s.geometry.num_decode_graphs && s.step < s.preemption_until &&
+  return is_decode_graph(s.geometry, graph) && s.step < s.preemption_until &&
          preemption_cost(predict_ns(s, graph, total.context), total.decode_rows) <= s.preemption_credit_ns;
 }
 
@@ -211,6 +213,7 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
+  page_adapters(env, s, now);
   StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   if (takes_drafts(s, total)) total = choose_drafts(env, s, total);
   raise_floor(env, s);

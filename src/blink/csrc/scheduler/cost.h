@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Predicts how long a step takes, from a table that the engine measures at boot. Each step's end corrects the table by
-// an eighth of the error. All of it is integers, so that equal times lead to equal decisions on every build.
+// an eighth of the error. A correction fades while its graph does not run: a cost that is too high keeps its graph from
+// running, and so from being corrected. All of it is integers, so that equal times lead to equal decisions on every
+// build.
 //
 // Two times enter: `now` of a pass, and the time from a launch to the pass that saw its end. The trace holds both of
 // every launch, so decisions can be replayed from it.
@@ -13,22 +15,48 @@ namespace blink {
 constexpr int64_t kLearning = 8;  // part of an error by which a cost moves
 constexpr int64_t kUnit = 1024;   // of errors: an expected time
 constexpr uint64_t kLeastCost = 1000;
+constexpr uint64_t kHalfLife = 1024;  // steps without a graph in which half of its correction fades
 
 BLINK_FN bool has_costs(const State& s) { return s.costs[0].num_segments > 0; }
 
+// A graph's cost now: as it was corrected last, or closer to what was measured.
+BLINK_FN GraphCost faded_cost(const State& s, uint32_t graph) {
+  GraphCost cost = s.costs[graph];
+  const MeasuredCost& measured = s.measured_costs[graph];
+  const uint64_t halvings = measured.is_known ? least((s.step - measured.learned_step) / kHalfLife, uint64_t(63)) : 0;
+  if (halvings == 0) return cost;
+  const auto fade = [&](int64_t from, int64_t to) { return to + ((from - to) >> halvings); };
+  cost.base_ns = uint64_t(fade(int64_t(cost.base_ns), int64_t(measured.base_ns)));
+  cost.kv_ps = uint32_t(fade(cost.kv_ps, measured.kv_ps));
+  return cost;
+}
+
 // What a step of one graph takes that reads so many tokens of the KV cache.
 BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_tokens) {
-  return s.costs[graph].base_ns + kv_tokens * s.costs[graph].kv_ps / 1000;
+  const GraphCost cost = faded_cost(s, graph);
+  return cost.base_ns + kv_tokens * cost.kv_ps / 1000;
 }
 
 // What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
-BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return graph >= g.first_scoring_graph; }
+// The graph of the same kind and size for steps without adapters.
+BLINK_FN uint32_t plain_graph(const Geometry& g, uint32_t graph) {
+  return graph < g.num_plain_graphs ? graph : graph - g.num_plain_graphs;
+}
 
-// Index of the smallest graph of a kind for so many tokens.
+// The graph of the same kind and size for steps with adapters; the same where an engine captures none, and looks at
+// each step's rows instead.
+BLINK_FN uint32_t adapter_graph(const Geometry& g, uint32_t graph) {
+  return g.num_plain_graphs < g.num_graphs ? graph + g.num_plain_graphs : graph;
+}
+
+BLINK_FN bool is_decode_graph(const Geometry& g, uint32_t graph) { return plain_graph(g, graph) < g.num_decode_graphs; }
+BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return plain_graph(g, graph) >= g.first_scoring_graph; }
+
+// Index of the smallest graph of a kind for so many tokens, without adapters.
 BLINK_RARE_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, GraphKind kind) {
-  const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_graphs};
+  const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_plain_graphs};
   uint32_t graph = ends[uint32_t(kind)];
   while (graph + 1 < ends[uint32_t(kind) + 1] && g.graphs[graph].tokens < tokens) graph++;
   return graph;
@@ -42,6 +70,10 @@ BLINK_FN uint64_t predict_decode_ns(const State& s, uint32_t rows, uint64_t kv_t
 // of the machine.
 BLINK_RARE_FN void learn(State& s, uint32_t graph, uint64_t predicted, uint64_t spent) {
   GraphCost& cost = s.costs[graph];
+  MeasuredCost& measured = s.measured_costs[graph];
+  if (!measured.is_known) measured = {cost.base_ns, 0, cost.kv_ps, 1};
+  cost = faded_cost(s, graph);
+  measured.learned_step = s.step;
   const int64_t expected = int64_t(most(predicted, kLeastCost));
   const int64_t error = least((int64_t(spent) - expected) * kUnit / expected, kUnit);
   const auto corrected = [&](int64_t value) { return value + value * error / (kUnit * kLearning); };
@@ -70,7 +102,7 @@ BLINK_FN uint64_t preemption_cost(uint64_t cost_ns, uint32_t rows) {
 
 // Whether a prompt waits only for the end of a decode step, which it could have preempted.
 BLINK_FN bool is_held_up(const State& s) {
-  return s.account.graph < s.geometry.num_decode_graphs && s.num_waiting > 0 && s.num_running < s.geometry.max_num_seqs;
+  return is_decode_graph(s.geometry, s.account.graph) && s.num_waiting > 0 && s.num_running < s.geometry.max_num_seqs;
 }
 
 // Prompts earn their share of the time.

@@ -10,6 +10,7 @@
 
 #include "scheduler/admission.h"
 #include "scheduler/draft_credit.h"
+#include "scheduler/grammar_drafts.h"
 
 namespace blink {
 
@@ -18,9 +19,15 @@ constexpr uint32_t kMostMisses = 4;     // in a row, before a sequence rests
 constexpr uint32_t kLongestRest = 256;  // tokens; a rest is twice as long as the one before, while nothing is accepted
 constexpr uint32_t kWorthwhile = 32;    // part of the tokens for the time by which a longer draft has to win
 
-// Whether drafts are made for a sequence once it has so many generated tokens.
-BLINK_FN bool may_draft(const State& s, const Sequence& q, uint32_t num_generated) {
-  return speculates(s) && num_generated >= q.drafting.rests_until;
+BLINK_FN const OriginRecord& record_of(const Sequence& q, DraftOrigin origin) {
+  return q.drafting.records[uint32_t(origin)];
+}
+BLINK_FN OriginRecord& record_of(Sequence& q) { return q.drafting.records[uint32_t(q.drafting.origin)]; }
+
+// Whether drafts of an origin are made for a sequence once it has so many generated tokens.
+BLINK_FN bool may_draft(const State& s, const Sequence& q, DraftOrigin origin, uint32_t num_generated) {
+  const bool has_origin = origin == DraftOrigin::kText || is_guessed(s, q);
+  return speculates(s) && has_origin && num_generated >= record_of(q, origin).rests_until;
 }
 
 // The most tokens of a draft that a sequence can deliver beside the next one.
@@ -29,23 +36,59 @@ BLINK_FN uint32_t draft_limit(const State& s, const Sequence& q) {
   return least(s.geometry.spec_tokens, least(answer, text) - 1);
 }
 
+// Copy a draft from where the text's end stood before, as far as there is such a place. A guess that is there stays
+// where the copy is shorter or another.
+template <class Env>
+BLINK_FN void copy_draft(Env& env, const State& s, Sequence& q) {
+  Drafting& d = q.drafting;
+  index_text(env, s, q, q.num_tokens - 1);
+  if (d.source == 0) d.source = look_up(s, q, q.num_tokens) + 1;  // 0 of kNone
+  if (d.source == 0) return;
+  const uint32_t limit = draft_limit(s, q), num_guessed = d.num_found;
+  int32_t* draft = tokens_of(s, q.slot) + q.num_tokens;
+  uint32_t count = 0;
+  for (uint32_t place = d.source - 1; count < limit && has_token(s, q, place, q.num_tokens + count); place++, count++) {
+    const int32_t token = token_at(s, q, place);
+    if (count < num_guessed && token != draft[count]) return;
+    draft[count] = token;
+  }
+  if (count < num_guessed) return;
+  d.num_found = count;
+  d.is_prediction = d.source > s.geometry.max_model_len;
+  d.origin = DraftOrigin::kText;
+}
+
+// Take the guess that guess_next_tokens() has written behind the sequence's text, if it has.
+BLINK_FN void take_guess(Sequence& q) {
+  Drafting& d = q.drafting;
+  d.num_found = d.guessed_at == q.num_tokens ? d.num_guessed : 0;
+  d.is_prediction = 0;
+  d.origin = DraftOrigin::kGrammar;
+}
+
 // Write a draft behind the sequence's text, where nothing is read before it is accepted. Runs on: one lane for each
 // sequence.
 template <class Env>
 BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
-  Drafting& d = q.drafting;
-  d.num_found = 0;
+  q.drafting.num_found = 0;
   const bool is_plain = q.row.kind == RowKind::kDecode && q.row.num_samples == 1;
-  if (!is_plain || q.paused_tokens > 0 || !may_draft(s, q, q.num_generated)) return;
-  index_text(env, s, q, q.num_tokens - 1);
-  if (d.source == 0) d.source = look_up(s, q, q.num_tokens) + 1;  // 0 of kNone
-  if (d.source == 0) return;
-  const uint32_t limit = draft_limit(s, q);
-  for (uint32_t place = d.source - 1; d.num_found < limit; place++, d.num_found++) {
-    if (!has_token(s, q, place, q.num_tokens + d.num_found)) break;
-    tokens_of(s, q.slot)[q.num_tokens + d.num_found] = token_at(s, q, place);
+  if (!is_plain || q.paused_tokens > 0) return;
+  take_guess(q);
+  if (may_draft(s, q, DraftOrigin::kText, q.num_generated)) copy_draft(env, s, q);
+}
+
+// Write what their automata leave no choice of behind the texts of running sequences, before a step is composed. It is
+// not a part of that: a kernel needs the registers of all functions that are open at once.
+template <class Env>
+BLINK_RARE_FN void guess_next_tokens(Env& env, State& s) {
+  if (s.geometry.token_entries == 0) return;
+  for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
+    Sequence& q = s.sequences[s.running[i]];
+    if (!is_decoding(q) || q.num_generated == 0 || !may_draft(s, q, DraftOrigin::kGrammar, q.num_generated)) continue;
+    q.drafting.num_guessed = guess_tokens(s, q, draft_limit(s, q), tokens_of(s, q.slot) + q.num_tokens);
+    q.drafting.guessed_at = q.num_tokens;
   }
-  d.is_prediction = d.source > s.geometry.max_model_len;
+  env.sync();
 }
 
 // What drafts of at most so many tokens add to a step.
@@ -74,7 +117,7 @@ BLINK_RARE_FN DraftTotals draft_totals(Env& env, const State& s, uint32_t longes
     t.tokens += drafts;
     t.blocks += missing_blocks(s, q, end + drafts) - missing_blocks(s, q, end);
     t.context += drafts * end;
-    t.gain += expected_gain(q.drafting.chance, drafts);
+    t.gain += expected_gain(record_of(q, q.drafting.origin).chance, drafts);
   }
   return env.sum(t);
 }
@@ -112,20 +155,21 @@ BLINK_RARE_FN DraftLength choose_longest(Env& env, const State& s, const StepTot
   return chosen;
 }
 
-// Let a sequence make no drafts for so many tokens: its steps take the fast path.
+// Let a sequence make no more drafts of its last one's origin for so many tokens: its steps take the fast path.
 BLINK_FN void rest(Sequence& q, uint32_t num_tokens) {
-  q.drafting.rests_until = q.num_generated + num_tokens;
-  q.drafting.source = q.drafting.num_found = 0;
+  record_of(q).rests_until = q.num_generated + num_tokens;
+  if (q.drafting.origin == DraftOrigin::kText) q.drafting.source = 0;
+  q.drafting.num_found = 0;
 }
 
 // Note that a draft was of no use. Some in a row, and the sequence rests.
 BLINK_FN void note_miss(Sequence& q) {
-  Drafting& d = q.drafting;
-  if (++d.num_misses < kMostMisses) return;
-  d.num_misses = kMostMisses - 1;
-  rest(q, d.next_rest);
-  d.next_rest = least(2 * d.next_rest, kLongestRest);
-  d.chance = kFirstChance;
+  OriginRecord& record = record_of(q);
+  if (++record.num_misses < kMostMisses) return;
+  record.num_misses = kMostMisses - 1;
+  rest(q, record.next_rest);
+  record.next_rest = least(2 * record.next_rest, kLongestRest);
+  record.chance = kFirstChance;
 }
 
 // Let the decode rows of a step that has nothing else verify drafts too. Returns what the step takes then.
@@ -178,16 +222,16 @@ BLINK_FN void follow_source(const State& s, Sequence& q, int32_t token) {
 // Learn from a draft of which so many tokens were accepted.
 template <class Env>
 BLINK_FN void note_draft(Env& env, State& s, Sequence& q, uint32_t drafts, uint32_t accepted) {
-  Drafting& d = q.drafting;
+  OriginRecord& record = record_of(q);
   const uint32_t chance = kSureChance * accepted / least(accepted + 1, drafts);
-  d.chance = (d.chance * (kChanceSpan - 1) + chance) / kChanceSpan;
-  d.num_uncharged += accepted;
+  record.chance = (record.chance * (kChanceSpan - 1) + chance) / kChanceSpan;
+  q.drafting.num_uncharged += accepted;
   env.fetch_add(s.draft_counts[0], 1);
   env.fetch_add(s.draft_counts[1], drafts);
   for (uint32_t i = 0; i < accepted; i++) env.fetch_add(s.draft_counts[2 + i], 1);
   if (accepted == 0) return note_miss(q);
-  d.num_misses = 0;
-  d.next_rest = kFirstRest;
+  record.num_misses = 0;
+  record.next_rest = kFirstRest;
 }
 
 // Add what the step's drafts came to. Runs on: one lane.

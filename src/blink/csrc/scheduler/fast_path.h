@@ -23,7 +23,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
   const uint32_t rows = s.whole.header->num_rows;
   const bool is_alone = kind_in_flight(s) == StepKind::kWhole && !is_segmented(s);
   const bool has_prompts = rows != s.whole.header->num_decode_rows || is_pooling(g);
-  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts || s.num_drafts > 0, taken = 0;
+  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts || s.num_drafts > 0, taken = 0, guesses = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
     const Row& before = s.whole.rows[row < rows ? row : 0];
@@ -35,7 +35,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
     // What compose() decides on: whether what the next row leaves is kept, and drafts of which there is a source.
-    const bool drafts = may_draft(s, q, q.num_generated + 1);
+    const bool drafts = may_draft(s, q, DraftOrigin::kText, q.num_generated + 1);
     const bool is_open = is_border(s, q, position + 1) || (drafts && q.drafting.source > 0);
     env.scan(row < rows && (!samples || is_last || is_open), num_stuck);
     taken += num_grown;
@@ -46,6 +46,8 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
     next.looks_up = drafts;
+    next.guesses = may_draft(s, q, DraftOrigin::kGrammar, q.num_generated + 1);
+    guesses += next.guesses;
     if (speculates(s)) index_text(env, s, s.sequences[before.sequence], position);
     next.block = grows && rank < s.num_free_blocks ? s.free_blocks[s.num_free_blocks - 1 - rank] : kNone;
     if (has_windows(s)) next.window_block = next_window_block(s, next, rank);
@@ -56,9 +58,10 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     for (uint32_t i = 0; i < kPreparedStopTokens; i++)
       next.stops[i] = i < next.num_stops ? s.stop_tokens[next.stops_at + i] : kInvalidLogits;
   }
-  env.sync();
+  guesses = env.sum(guesses);
   if (env.lane() == 0) {
     s.fast_path_ready = !stuck;
+    s.next_guesses = guesses;
     s.next_blocks = taken;
   }
   env.sync();
@@ -81,6 +84,18 @@ BLINK_FN bool decode_continues(State& s, uint32_t row) {
   next.token = token;
   next.logprob = logprob;
   return !ends && !(next.looks_up && has_source(s, row, next));
+}
+
+// Whether an automaton leaves no choice behind a row's sampled token.
+template <class Env>
+BLINK_RARE_FN bool has_guesses(Env& env, const State& s) {
+  bool found = false;
+  for (uint32_t row = env.lane(); row < s.num_running; row += env.lanes()) {
+    const NextRow& next = s.next_rows[row];
+    const Sequence& q = s.sequences[s.whole.rows[row].sequence];
+    found |= next.guesses && has_guess(s, q, q.num_generated + 1, next.token);
+  }
+  return env.any(found);
 }
 
 // Whether the queue pair's sequences may run, and its completions of two steps have room.
@@ -116,7 +131,7 @@ BLINK_FN bool take_fast_path(Env& env, State& s) {
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) is_blocked |= !decode_continues(s, row);
   for (uint32_t qp = env.lane(); qp < s.geometry.num_queue_pairs; qp += env.lanes())
     is_blocked |= !is_open(s, s.qps[qp]);
-  if (env.any(is_blocked)) return false;
+  if (env.any(is_blocked) || (s.next_guesses && has_guesses(env, s))) return false;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) write_next_row(s, row);
   if (env.lane() == 0) {
     s.pass++;

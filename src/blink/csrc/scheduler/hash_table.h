@@ -2,25 +2,63 @@
 // The table that finds a cached block by the hash of its tokens and all before them.
 #pragma once
 
+#include "scheduler/event_log.h"
 #include "scheduler/failure.h"
 
 namespace blink {
 
-// Open addressing with linear probing; removal shifts back, so there are no tombstones.
-BLINK_FN uint32_t hash_home(const State& s, Hash h) { return uint32_t(h.low) & (s.geometry.hash_entries - 1); }
+// Open addressing with linear probing; removal shifts back, so there are no tombstones. An entry is an index + 1 of
+// `hashes`; 0: it is empty.
+struct HashView {
+  uint32_t* table;
+  Hash* hashes;
+  uint32_t mask;
+};
 
 // Position of the hash, or of the empty entry where it would go.
-BLINK_RARE_FN uint32_t hash_find(const State& s, Hash h) {
-  const uint32_t mask = s.geometry.hash_entries - 1;
-  uint32_t at = hash_home(s, h);
-  while (s.hash_table[at] != 0 && !(s.block_hashes[s.hash_table[at] - 1] == h)) at = (at + 1) & mask;
+BLINK_RARE_FN uint32_t find_entry(HashView v, Hash h) {
+  uint32_t at = uint32_t(h.low) & v.mask;
+  while (v.table[at] != 0 && !(v.hashes[v.table[at] - 1] == h)) at = (at + 1) & v.mask;
   return at;
+}
+
+// Runs on: one lane.
+BLINK_FN void insert_entry(HashView v, Hash h, uint32_t index) {
+  v.table[find_entry(v, h)] = index + 1;
+  v.hashes[index] = h;
+}
+
+// False if the table does not hold it. Runs on: one lane.
+BLINK_RARE_FN bool remove_entry(HashView v, uint32_t index) {
+  uint32_t hole = find_entry(v, v.hashes[index]);
+  if (v.table[hole] != index + 1) return false;
+  for (uint32_t at = (hole + 1) & v.mask; v.table[at] != 0; at = (at + 1) & v.mask) {
+    const uint32_t home = uint32_t(v.hashes[v.table[at] - 1].low) & v.mask;
+    if (((at - home) & v.mask) < ((at - hole) & v.mask)) continue;
+    v.table[hole] = v.table[at];
+    hole = at;
+  }
+  v.table[hole] = 0;
+  return true;
+}
+
+BLINK_FN HashView hash_view(const State& s) { return {s.hash_table, s.block_hashes, s.geometry.hash_entries - 1}; }
+BLINK_FN uint32_t hash_find(const State& s, Hash h) { return find_entry(hash_view(s), h); }
+
+BLINK_FN int32_t* block_tokens(const State& s, uint32_t block) {
+  return s.block_tokens + uint64_t(block) * s.geometry.block_size;
+}
+BLINK_FN Registration registration_of(const State& s, uint32_t block) { return s.block_ids[block]; }
+
+// The block with a hash that was registered as `id`; kNone: nobody finds it any more.
+BLINK_FN uint32_t find_registered(const State& s, Hash h, Registration id) {
+  const uint32_t entry = s.hash_table[hash_find(s, h)];
+  return entry != 0 && registration_of(s, entry - 1) == id ? entry - 1 : kNone;
 }
 
 // Make a block findable by a hash that no other has. Runs on: one lane.
 BLINK_RARE_FN void hash_insert(State& s, Hash h, uint32_t block) {
-  s.hash_table[hash_find(s, h)] = block + 1;
-  s.block_hashes[block] = h;
+  insert_entry(hash_view(s), h, block);
   s.block_hashed[block] = 1;
 }
 
@@ -50,19 +88,11 @@ BLINK_FN void forget_window(State& s, uint32_t block) {
 
 // Runs on: one lane. Fails: stops the scheduler if the block is not in the table.
 BLINK_RARE_FN void hash_remove(State& s, uint32_t block) {
-  const uint32_t mask = s.geometry.hash_entries - 1;
-  uint32_t hole = hash_find(s, s.block_hashes[block]);
   s.block_hashed[block] = 0;
+  if (has_events(s)) unlist_block(s, block);
   forget_snapshot(s, block);
   forget_window(s, block);
-  if (s.hash_table[hole] != block + 1) return fail(s, ErrorCode::kHashTableCorrupt, BLINK_HERE, block);
-  for (uint32_t at = (hole + 1) & mask; s.hash_table[at] != 0; at = (at + 1) & mask) {
-    const uint32_t home = hash_home(s, s.block_hashes[s.hash_table[at] - 1]);
-    if (((at - home) & mask) < ((at - hole) & mask)) continue;
-    s.hash_table[hole] = s.hash_table[at];
-    hole = at;
-  }
-  s.hash_table[hole] = 0;
+  if (!remove_entry(hash_view(s), block)) fail(s, ErrorCode::kHashTableCorrupt, BLINK_HERE, block);
 }
 
 }  // namespace blink

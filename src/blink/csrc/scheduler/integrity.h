@@ -4,6 +4,8 @@
 
 #include <vector>
 
+#include "scheduler/event_integrity.h"
+#include "scheduler/host_integrity.h"
 #include "scheduler/scheduler.h"
 
 namespace blink {
@@ -19,7 +21,8 @@ class IntegrityCheck {
                        &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots,
                        &IntegrityCheck::windows, &IntegrityCheck::window_owners, &IntegrityCheck::adapters})
       if (!broken) broken = (this->*check)();
-    return broken;
+    if (!broken) broken = check_events(s_);
+    return broken ? broken : check_host_tier(s_);
   }
 
  private:
@@ -127,8 +130,9 @@ class IntegrityCheck {
         const Registration parent = s_.block_parents[at];
         if (parent.block >= s_.geometry.num_blocks || parent.count > s_.block_registrations[parent.block])
           return "a block's parent was never registered";
-        if (!s_.block_hashed[parent.block] || !(registration_of(s_, parent.block) == parent)) break;
-        at = parent.block;
+        const uint32_t before = holder_of(parent);
+        if (before == kNone) break;
+        at = before;
         if (++length > s_.geometry.num_blocks) return "blocks are each other's parents";
       }
     }
@@ -143,6 +147,15 @@ class IntegrityCheck {
       }
     }
     return nullptr;
+  }
+
+  // The registered block that has a registration: its own, unless it was restored from host memory.
+  uint32_t holder_of(Registration id) const {
+    const auto holds = [&](uint32_t block) { return s_.block_hashed[block] && registration_of(s_, block) == id; };
+    if (holds(id.block)) return id.block;
+    for (uint32_t block = 0; has_host(s_) && block < s_.geometry.num_blocks; block++)
+      if (holds(block)) return block;
+    return kNone;
   }
 
   const char* queue_pairs() {
@@ -312,6 +325,8 @@ class IntegrityCheck {
       if (use.generation != q.sqe.adapter_generation) return "an adapter in use was taken back";
       if ((q.slot != kNone) != (q.adapter_slot > 0)) return "a sequence with a slot lacks its adapter";
       if (q.adapter_slot > 0 && q.adapter_slot != use.slot) return "a sequence's adapter is in another slot";
+      if (q.adapter_slot > 0 && q.sqe.adapter == s_.copied_adapter)
+        return "a sequence runs before its adapter is there";
       users[q.sqe.adapter - 1]++;
       in_slots[q.sqe.adapter - 1] += q.adapter_slot > 0;
     }

@@ -11,7 +11,7 @@
 namespace blink {
 
 constexpr uint32_t kSureChance = 256;   // that a draft token is accepted
-constexpr uint32_t kFirstChance = 205;  // of a sequence whose drafts were not verified yet, or not for a while: 0.8
+constexpr uint32_t kFirstChance = 205;  // of an origin whose drafts were not verified yet, or not for a while: 0.8
 constexpr uint32_t kFirstRest = 16;     // tokens without drafts, once some were of no use
 
 BLINK_FN bool speculates(const State& s) { return s.geometry.spec_tokens > 0; }
@@ -65,8 +65,8 @@ BLINK_RARE_FN void index_slot(Env& env, State& s, Sequence& q) {
     index_ngrams(env, s, q.slot, prediction_of(s, q.slot), end, g.max_model_len + end);
   if (env.lane() == 0) {
     q.drafting.num_indexed = prompt;
-    q.drafting.chance = kFirstChance;
-    q.drafting.next_rest = kFirstRest;
+    q.drafting.guessed_at = 0;
+    for (OriginRecord& record : q.drafting.records) record = {kFirstChance, 0, 0, kFirstRest};
     q.drafting.source = prediction > 0 ? g.max_model_len + 1 : 0;  // an answer begins as its prediction does
   }
   env.sync();

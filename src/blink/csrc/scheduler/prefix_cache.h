@@ -18,12 +18,8 @@ struct PrefixHit {
   uint32_t evictable = 0;          // how many of them nobody uses now
   uint32_t window_blocks = 0;      // the last of them, whose window blocks the next query sees
   uint32_t evictable_windows = 0;  // how many of these nobody uses now
+  uint32_t host_blocks = 0;        // blocks behind them, or of them, in host memory (host_restore.h)
 };
-
-BLINK_FN int32_t* block_tokens(const State& s, uint32_t block) {
-  return s.block_tokens + uint64_t(block) * s.geometry.block_size;
-}
-BLINK_FN Registration registration_of(const State& s, uint32_t block) { return {block, s.block_registrations[block]}; }
 
 // What the chain of a slot's blocks begins with: those of different adapters have different keys and values.
 BLINK_FN Registration chain_start(const State& s, uint32_t slot) { return {kNone, s.params[slot].content}; }
@@ -126,8 +122,10 @@ BLINK_FN void register_block(State& s, Sequence& q, uint32_t i) {
     forget(s, entry - 1);
   }
   hash_insert(s, hash, block);
-  s.block_registrations[block]++;
+  s.block_ids[block] = {block, ++s.block_registrations[block]};
   s.block_parents[block] = q.chain;
+  if (has_events(s))
+    log_registration(s, block, i == 0 ? kNone : find_registered(s, slot_hashes(s, q.slot)[i - 1], q.chain));
   q.chain = registration_of(s, block);
 }
 

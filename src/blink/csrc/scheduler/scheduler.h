@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) fetch_add(word, n) raise(word, n), and
-// collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x), least(x), most(x).
+// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) copy(order) fetch_add(word, n)
+// raise(word, n). Its collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x),
+// least(x), most(x).
 #pragma once
 
 #include "scheduler/fast_path.h"
@@ -27,6 +28,9 @@ BLINK_RARE_FN void boot(Env& env, State& s) {
     const auto* key = reinterpret_cast<const uint64_t*>(s.header->hash_key);
     s.hash_key_low = key[0];
     s.hash_key_high = key[1];
+    const auto* root = reinterpret_cast<const uint64_t*>(s.header->kv_event_root);
+    s.events.root_low = root[0];
+    s.events.root_high = root[1];
     s.engine_state = uint32_t(EngineState::kReady);
     s.booted = s.stats_dirty = 1;
     store_release(s.control->state, s.engine_state);
@@ -38,7 +42,7 @@ BLINK_FN void count_step(State& s, const BatchHeader& b) {
   s.statistics.num_steps++;
   s.statistics.computed_tokens += b.num_tokens;
   s.statistics.padded_tokens += s.geometry.graphs[b.graph].tokens - b.num_tokens;
-  (b.graph < s.geometry.num_decode_graphs ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
+  (is_decode_graph(s.geometry, b.graph) ? s.statistics.decode_launches : s.statistics.mixed_launches)++;
 }
 
 // Note that the last launch has ended. Runs on: one lane.
@@ -147,6 +151,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
     trace_launch(s, *a.header, launched_ns, idle_before);
   }
   env.sync();
+  publish_events(env, s);
   publish_statistics(env, s);
   prepare_fast_path(env, s);
   prepare_hold(env, s);
@@ -188,6 +193,7 @@ BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_FN void launch(Env& env, State& s, StepKind kind) {
   s.in_flight = 1;
+  if (has_host(s)) send_copies(s);
   if (!env.launch(s.account.graph, kind == StepKind::kWhole ? kNone : s.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }
@@ -216,7 +222,10 @@ BLINK_FN StepResult step(Env& env, State& s) {
   // segment may be too short for that, and at its end who has come decides.
   if (!was_in_flight || !is_over || glance.is_segment) poll(env, s, glance.now);
   if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
-  if (!is_over) return StepResult::kBusy;
+  if (!is_over) {
+    page_adapters(env, s, glance.now);
+    return s.failed ? StepResult::kFailed : StepResult::kBusy;
+  }
   if (env.lane() == 0) s.retired_ns = glance.now;
   if (glance.outcome == Outcome::kFailed) {
     env.sync();
@@ -237,9 +246,11 @@ BLINK_FN StepResult step(Env& env, State& s) {
     reap(env, s, glance.now);
     if (pause_begins(s) && !is_segmented(s)) begin_pause(env, s, glance.now);
     const bool is_held = hold(env, s, glance.now);
+    if (!is_held) guess_next_tokens(env, s);
     if (is_held || !prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
       if (s.reset_asked) reset_prefix_cache(env, s);
+      publish_events(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
       return s.failed ? StepResult::kFailed : is_held ? StepResult::kHeld : StepResult::kIdle;
     }

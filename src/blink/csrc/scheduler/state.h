@@ -3,90 +3,17 @@
 // Everything is written by the scheduler but the model's results. state_arrays.h lays the arrays out.
 #pragma once
 
+#include "scheduler/adapter_use.h"
+#include "scheduler/event_state.h"
+#include "scheduler/host_tier_state.h"
+#include "scheduler/sequence.h"
 #include "scheduler/step_buffers.h"
 
 namespace blink {
 
-constexpr uint32_t kNone = 0xffffffffu;
 constexpr uint32_t kPollBatch = 16;     // SQEs of one queue pair in one pass: a pass stays bounded
 constexpr int32_t kInvalidLogits = -1;  // sampled of a row that has no finite logit left, or a NaN
 constexpr int32_t kGrammarDone = -2;    // sampled of a row whose grammar is complete: the sequence finishes with "stop"
-
-// A block of the prefix cache as it was registered once: no other content ever has both numbers.
-struct Registration {
-  FIELDS_OF(Registration);
-  FIELD(uint32_t, block);  // kNone: before the first block of a prompt
-  FIELD(uint32_t, count);  // of this block's registrations; before the first block: AdapterUse::content, 0 without one
-};
-BLINK_FN bool operator==(Registration a, Registration b) { return a.block == b.block && a.count == b.count; }
-
-// What a sequence's drafts come from, and what became of those before (drafts.h).
-struct Drafting {
-  FIELDS_OF(Drafting);
-  FIELD(uint32_t, num_indexed);    // leading tokens of the text whose n-grams are in the slot's table
-  FIELD(uint32_t, source);         // place + 1 of what the next token should equal; 0: to be looked up
-  FIELD(uint32_t, num_found);      // tokens of a draft that could be had for the step that is being composed
-  FIELD(uint32_t, chance);         // that a draft token is accepted, of kSureChance
-  FIELD(uint32_t, num_misses);     // drafts in a row that were of no use
-  FIELD(uint32_t, rests_until);    // number of generated tokens before which none are made
-  FIELD(uint32_t, next_rest);      // how many tokens the next rest takes
-  FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
-  FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
-};
-
-// One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.
-// A waiting sequence with blocks is parked; one with a slot but no blocks was preempted and recomputes.
-struct Sequence {
-  FIELDS_OF(Sequence);
-  FIELD(SequenceStatus, status);
-  FIELD(uint32_t, queue_pair);
-  FIELD(uint32_t, slot);
-  FIELD(uint32_t, cancelled);
-  FIELD(FinishReason, finish);
-  FIELD(uint32_t, admitted);      // the arena was consumed, kAdmitted was sent
-  FIELD(uint32_t, num_tokens);    // prompt and generated
-  FIELD(uint32_t, num_computed);  // tokens whose KV is in blocks; trails num_tokens by 1 while decoding
-  FIELD(uint32_t, num_generated);
-  FIELD(uint32_t, num_delivered_logprobs);  // prompt positions whose logprobs were delivered
-  FIELD(uint32_t, num_blocks);
-  FIELD(uint32_t, num_freed);       // leading blocks that have no window block any more (windows.h)
-  FIELD(uint32_t, num_hashed);      // leading blocks whose hash is known
-  FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
-  FIELD(Registration, chain);       // the last of them, or its equal that was there before
-  FIELD(uint32_t, snapshot);        // index + 1 of the states that its next row begins with; 0: those of its slot
-  FIELD(uint32_t, split);           // tokens of the prefix that the cache held without a snapshot; 0: it held none
-  FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
-  FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves
-  FIELD(uint32_t, skipped_pass);    // the pass of compose() that had no room for it
-  FIELD(uint32_t, preemptions);     // how often its blocks were taken while it ran, since its last token
-  FIELD(uint64_t, arrival);
-  FIELD(uint64_t, queued_ns);     // start of the present wait
-  FIELD(uint64_t, waited_ns);     // in all waits before
-  FIELD(uint64_t, due_ns);        // of its next token, where it has a target (pacing.h)
-  FIELD(uint32_t, adapter_slot);  // with a slot: index + 1 of the model's copy of its adapter; 0: it has none
-  FIELD(uint32_t, automaton);     // with a slot: index of the one that constrains it; kNone: none does
-  FIELD(Drafting, drafting);
-  FIELD(Sqe, sqe);
-};
-
-// Tokens whose KV is in blocks once the steps that the sequence takes part in are over.
-BLINK_FN uint32_t computed_tokens(const Sequence& q) { return q.num_computed + q.row.num_tokens + q.paused_tokens; }
-
-// The same without drafts, which may be given up.
-BLINK_FN uint32_t certain_tokens(const Sequence& q) { return q.num_computed + certain_tokens(q.row) + q.paused_tokens; }
-
-// Whether all its tokens but the newest are computed: then each step gives it another one. Else its prompt is not.
-BLINK_FN bool is_decoding(const Sequence& q) { return q.num_computed + 1 == q.num_tokens; }
-
-// Whether it has a row in the step that is composed or in flight.
-BLINK_FN bool takes_part(const Sequence& q) { return q.row.kind != RowKind::kNone; }
-
-// Let a sequence take so many of its next tokens in the step that is composed. The last of all gives a sample.
-BLINK_FN void set_row(Sequence& q, RowKind kind, uint32_t num_tokens) {
-  q.row.kind = kind;
-  q.row.num_tokens = num_tokens;
-  q.row.num_samples = num_tokens > 0 && q.num_computed + num_tokens == q.num_tokens;
-}
 
 // The sequence of one of a step's rows; kNone of those that verify drafts, which the row before them describes.
 BLINK_FN uint32_t described_sequence(const StepBuffers& a, uint32_t row) {
@@ -106,16 +33,6 @@ struct SlotParams {
 };
 static_assert(sizeof(SlotParams) == 88, "a slot's parameters are 22 words");
 
-// An adapter of the host's memory, as sequences use it (adapters.h).
-struct AdapterUse {
-  FIELDS_OF(AdapterUse);
-  FIELD(uint32_t, generation);    // that sequences may use; 0: none
-  FIELD(uint32_t, content);       // of equal contents the same
-  FIELD(uint32_t, num_users);     // sequences
-  FIELD(uint32_t, num_in_slots);  // of these, those with an adapter_slot
-  FIELD(uint32_t, slot);          // index + 1 of the model's copy; 0: there is none
-};
-
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {
   FIELDS_OF(AutomatonEntry);
@@ -128,11 +45,12 @@ struct AutomatonEntry {
   FIELD_ARRAY(uint8_t, hash, kAutomatonHashBytes);
 };
 
-struct Hash {
-  uint64_t low, high;
+// A token, by the hash of its bytes (token_index.h).
+struct TokenEntry {
+  FIELDS_OF(TokenEntry);
+  FIELD(uint32_t, hash);
+  FIELD(uint32_t, token);  // + 1; 0: the entry is empty
 };
-static_assert(sizeof(Hash) == kBlockHashBytes);
-BLINK_FN bool operator==(Hash a, Hash b) { return a.low == b.low && a.high == b.high; }
 
 struct LruEntry {
   uint32_t block, stamp;
@@ -187,7 +105,8 @@ struct NextRow {
   FIELD(uint32_t, window_block);                     // that holds its token
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint16_t, num_stops);                        // that may end it already
-  FIELD(uint16_t, looks_up);                         // whether compose() may draft, if the token ends a known n-gram
+  FIELD(uint8_t, looks_up);                          // whether compose() may draft, if the token ends a known n-gram
+  FIELD(uint8_t, guesses);                           // likewise, if the row's automaton leaves no choice behind it
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
   FIELD(int32_t, token);
   FIELD(float, logprob);
@@ -201,6 +120,15 @@ struct GraphCost {
   FIELD(uint64_t, base_ns);
   FIELD(uint32_t, kv_ps);         // picoseconds
   FIELD(uint32_t, num_segments);  // in which it may be launched; 1: only whole; 0: nothing was measured
+};
+
+// A graph's cost as the engine measured it, from when it is corrected first.
+struct MeasuredCost {
+  FIELDS_OF(MeasuredCost);
+  FIELD(uint64_t, base_ns);
+  FIELD(uint64_t, learned_step);  // in which it was corrected last
+  FIELD(uint32_t, kv_ps);
+  FIELD(uint32_t, is_known);
 };
 
 // The newest launch, and its time once it is over and not accounted for.
@@ -267,17 +195,20 @@ struct State {
   STATE_ARRAY(uint32_t, token_bitmasks, uint64_t(g.num_slots) * lists_of_slot(g) * list_words(g.vocab_size));
   STATE_ARRAY(uint32_t, token_starts, g.vocab_size + 1);  // in token_text; writer: engine, before the scheduler starts
   STATE_ARRAY(uint8_t, token_text, g.vocab_bytes);
+  STATE_ARRAY(TokenEntry, token_index, g.token_entries);  // likewise
 
   STATE_ARRAY(int32_t, adapter_places,
               g.num_adapter_slots);  // index + 1 of the adapter of which each is a copy; 0: none
 
   // the scheduler's own
+  STATE_ARRAY(CopyOrder, copy_order, 1);  // the last one
   STATE_ARRAY(AdapterUse, adapters, g.num_adapters);
   STATE_ARRAY(uint32_t, adapter_stamps, g.num_adapter_slots);  // when each was last taken
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
   STATE_ARRAY(uint32_t, ngram_heads, g.spec_tokens == 0 ? 0 : uint64_t(g.num_slots) * g.ngram_entries);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(GraphCost, costs, g.num_graphs);
+  STATE_ARRAY(MeasuredCost, measured_costs, g.num_graphs);
   STATE_ARRAY(QueuePairState, qps, g.num_queue_pairs);
   STATE_ARRAY(Flow, flows, uint64_t(g.num_queue_pairs) * kFlows);
   STATE_ARRAY(Sequence, sequences, num_sequences(g));
@@ -292,6 +223,7 @@ struct State {
   STATE_ARRAY(uint32_t, block_hashed, g.num_blocks);
   STATE_ARRAY(Hash, block_hashes, g.num_blocks);
   STATE_ARRAY(uint32_t, block_registrations, g.num_blocks);  // how often each was registered
+  STATE_ARRAY(Registration, block_ids, g.num_blocks);        // of a registered block: its own registration
   STATE_ARRAY(Registration, block_parents, g.num_blocks);    // of a registered block: the one before it in its prompt
   STATE_ARRAY(int32_t, block_tokens, uint64_t(g.num_blocks) * g.block_size);  // of a registered block
   STATE_ARRAY(uint32_t, block_stamps, g.num_blocks);
@@ -308,12 +240,15 @@ struct State {
   STATE_ARRAY(uint32_t, hash_table, g.hash_entries);         // block + 1; 0 = empty
   STATE_ARRAY(LruEntry, lru, g.lru_entries);
   STATE_ARRAY(DecisionLogEntry, log, g.log_entries);
+  STATE_ARRAYS(EventLog, events);
+  STATE_ARRAYS(HostTier, host);
 
   FIELD(uint32_t, booted);
   FIELD(uint32_t, in_flight);
   FIELD(uint32_t, failed);
   FIELD(uint32_t, fast_path_ready);  // the next step may be as this one, see fast_path.h
   FIELD(uint32_t, next_blocks);      // that it takes then, the last free ones
+  FIELD(uint32_t, next_guesses);     // its rows with NextRow::guesses
   FIELD(uint32_t, stats_dirty);
   FIELD(uint32_t, num_running);
   FIELD(uint32_t, num_waiting);
@@ -347,6 +282,7 @@ struct State {
   FIELD(uint32_t, num_automata_used);  // entries with users
   FIELD(uint32_t, automaton_stamp);
   FIELD(uint32_t, adapter_stamp);
+  FIELD(uint32_t, copied_adapter);  // index + 1 of the one whose copy is in flight, as far as it is known; 0: none is
   FIELD(uint32_t, automaton_bytes_copied);  // while this step is composed
   FIELD(uint32_t, num_attached);            // queue pairs, at least 1
   FIELD(uint32_t, num_flows);               // that have sequences

@@ -67,7 +67,7 @@ def encode_cells(cache: LayerCache, box_tokens: int) -> TensorMap:
 
 
 def encode_token_groups(cache: LayerCache) -> TensorMap:
-    """Describe a layer's contiguous KV cache of bf16, in boxes of a block's keys, or values, of one head.
+    """Describe a layer's contiguous KV cache of bf16, in boxes of a block's keys, or values if it has any, of one head.
 
     In shared memory a box's tokens lie in groups of eight, of which each has parts of 64 dims behind one another. The
     map's dimensions, the last in memory first: dims of a part, tokens of a group, parts of all heads, groups, keys and
@@ -81,7 +81,7 @@ def encode_token_groups(cache: LayerCache) -> TensorMap:
         and block_size % group == 0
         and head_dim % BOX_ROW == 0
     )
-    sizes = (BOX_ROW, group, kv_heads * parts, cache.num_blocks * block_size // group, 2)
+    sizes = (BOX_ROW, group, kv_heads * parts, cache.num_blocks * block_size // group, len(cache.cells))
     strides = (token, BOX_ROW, group * token, cache.values_offset)
     return _encode(cache.cells, sizes, strides, (BOX_ROW, group, parts, block_size // group, 1))
 

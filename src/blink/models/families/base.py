@@ -72,6 +72,7 @@ class Family:
     gguf: str = ""  # its name there; empty: not read from them
     gguf_mixture: str = ""  # the family of those files of this name that have experts
     gguf_windowed: str = ""  # likewise that have windows
+    gguf_others: tuple[str, ...] = ()  # families whose files have this name, too
     gguf_local_theta: float = 0.0  # the rotary base of layers with a window, which the files do not say; 0: as others'
     is_interleaved: bool = False  # components of queries and keys that are rotated as a pair are neighbours
     has_tiled_heads: bool = False  # recurrent layers: the first value head of each key head, then each second one

@@ -3,10 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from blink.fields import Fields, show
 from blink.models.families.base import ExpertNames, Family
-from blink.models.families.latent import LATENT_NAMES, make_latent
-from blink.models.families.routed import make_first_dense, read_groups, set_router, set_sigmoid_router
+from blink.models.families.latent import LATENT_NAMES, make_gguf_latent, make_latent
+from blink.models.families.routed import (
+    make_first_dense,
+    read_groups,
+    set_gguf_router,
+    set_router,
+    set_sigmoid_router,
+)
 from blink.models.spec import ModelSpec
 
 _DEFAULTS = {
@@ -23,6 +31,12 @@ _NAMES = {**LATENT_NAMES, "n_routed_experts": "num_experts"}
 def _adapt_v3(spec: ModelSpec, config: Fields) -> ModelSpec:
     spec = set_sigmoid_router(make_latent(spec, config), config)
     return make_first_dense(spec, config, default=3)
+
+
+def _adapt_gguf(spec: ModelSpec, metadata: Fields) -> ModelSpec:
+    spec = set_gguf_router(make_gguf_latent(spec, metadata), metadata)
+    assert spec.mixture is not None
+    return spec if spec.mixture.router.score == "sigmoid" else replace(spec, architecture="deepseek_v2")
 
 
 def _adapt_v2(spec: ModelSpec, config: Fields) -> ModelSpec:
@@ -53,6 +67,9 @@ FAMILIES = {
         experts=ExpertNames(
             shared="shared_experts", shared_count="n_shared_experts", choice_bias="gate.e_score_correction_bias"
         ),
+        gguf="deepseek2",
+        gguf_others=("deepseek_v2", "glm4_moe_lite"),
+        adapt_gguf=_adapt_gguf,
     ),
     "deepseek_v2": Family(
         title="DeepSeek-V2",

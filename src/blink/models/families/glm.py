@@ -8,7 +8,12 @@ from dataclasses import replace
 from blink.fields import Fields
 from blink.models.families.base import ExpertNames, Family
 from blink.models.families.latent import LATENT_NAMES, make_latent
-from blink.models.families.routed import make_first_dense, make_listed_dense, set_sigmoid_router
+from blink.models.families.routed import (
+    make_first_dense,
+    make_listed_dense,
+    set_gguf_router,
+    set_sigmoid_router,
+)
 from blink.models.spec import ModelSpec
 
 _EXPERTS = ExpertNames(
@@ -34,6 +39,8 @@ FAMILIES = {
         config_names={"n_routed_experts": "num_experts"},
         adapt_config=_adapt_config,
         experts=_EXPERTS,
+        gguf="glm4moe",
+        adapt_gguf=set_gguf_router,
     ),
     "glm4_moe_lite": Family(
         title="GLM-4.7-Flash",

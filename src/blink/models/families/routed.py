@@ -13,6 +13,8 @@ from blink.models.layers import LayerSpec, change_some
 from blink.models.mlps import DenseMlp
 from blink.models.spec import ModelSpec
 
+_SOFTMAX, _SIGMOID = 1, 2  # what GGUF files call scores
+
 
 def set_router(spec: ModelSpec, **changes: Any) -> ModelSpec:
     """Return a model whose layers choose experts otherwise, and whose shared expert has no gate."""
@@ -44,6 +46,27 @@ def read_groups(config: Fields) -> dict[str, int]:
     """Read into how many groups experts are cut, and of how many a token has some."""
     groups = config.integer("n_group", 1)
     return {"groups": groups, "top_groups": config.integer("topk_group", 1)} if groups > 1 else {}
+
+
+def set_gguf_router(spec: ModelSpec, metadata: Fields) -> ModelSpec:
+    """Return a model of a GGUF file that says how its layers choose experts, and which first ones are dense."""
+    kind = metadata.integer("expert_gating_func", _SOFTMAX)
+    metadata.require(kind in (_SOFTMAX, _SIGMOID), f"expert_gating_func {kind}")
+    is_sigmoid, groups = kind == _SIGMOID, metadata.integer("expert_group_count", 1)
+    spec = set_router(
+        spec,
+        score="sigmoid" if is_sigmoid else "softmax",
+        has_bias=is_sigmoid,
+        renormalize=metadata.flag("expert_weights_norm"),
+        scale=metadata.number("expert_weights_scale", 1.0, low=1e-6),
+        groups=groups,
+        top_groups=metadata.integer("expert_group_used_count", 1) if groups > 1 else 1,
+        group_best=1 if groups > 1 and not is_sigmoid else 2,
+    )
+    count = metadata.integer("leading_dense_block_count", 0, low=0)
+    dense = DenseMlp(size=metadata.integer("feed_forward_length"), activation=spec.layers[0].mlp.activation)
+    first = range(min(count, spec.num_layers))
+    return replace(spec, layers=change_some(spec.layers, first, lambda layer: replace(layer, mlp=dense)))
 
 
 def make_dense(spec: ModelSpec, config: Fields, layers: Collection[int]) -> ModelSpec:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import gguf
 import torch
@@ -17,11 +16,12 @@ from blink.errors import ConfigError
 from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
-from blink.kernels.cpu.gguf_weight import GgufWeight
+from blink.formats.gguf_experts import GgufExperts
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile, GgufTensor
 from blink.models.weights.gguf_places import GgufPlaces, Place
+from blink.models.weights.kept_blocks import KeepBlocks, StoredRows
 from blink.models.weights.stored_tensors import Stored, open_tensors, split_tensors
 
 if TYPE_CHECKING:
@@ -67,28 +67,12 @@ class Checkpoint(Protocol):
         """
         ...
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
-        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled."""
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
+        """Return matrices that check() has found, one below the other, as stored; None: they have to be filled.
+
+        order: which rows of each to take; None: all, as they are.
+        """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class KeepBlocks:
-    """How matrices stay quantised: what makes a weight on a device of rows as a file holds them, and of columns."""
-
-    make: Callable[[Sequence[GgufRows], int, torch.device], QuantizedEmbedding]
-    device: torch.device
-    takes_experts: bool
-
-
-class StoredRows(NamedTuple):
-    """Matrices one below the other, as a file holds them."""
-
-    parts: list[GgufRows]
-    columns: int
-
-
-KEEP_ON_CPU = KeepBlocks(lambda parts, columns, _: GgufWeight(parts, columns), torch.device("cpu"), takes_experts=True)
 
 
 class GgufCheckpoint:
@@ -107,10 +91,12 @@ class GgufCheckpoint:
         self.stored_rows: GgufCheckpoint | None = None if keep is None else self
 
     def check(self, name: str, shape: Sequence[int]) -> None:
+        if parts := self._places.find_expansion(name):
+            for stored, sizes in parts.items():
+                _check_shape(self._find_shape(stored), sizes, f"{self._file.path}: '{stored}'")
+            return
         place = self._places.find(name)
-        if place.stored not in self._file.tensors:
-            raise ConfigError(f"{self._file.path} has no tensor '{place.stored}'; download or convert the model again.")
-        found = self._file.tensors[place.stored].shape
+        found = self._find_shape(place.stored)
         if place.expert is not None:
             if place.expert >= found[0]:
                 raise ConfigError(
@@ -122,42 +108,84 @@ class GgufCheckpoint:
         found, wanted = (tuple(size for size in sizes if size != 1) for sizes in (found, wanted))
         _check_shape(found, wanted, f"{self._file.path}: '{place.stored}'")
 
+    def _find_shape(self, stored: str) -> tuple[int, ...]:
+        if stored not in self._file.tensors:
+            raise ConfigError(f"{self._file.path} has no tensor '{stored}'; download or convert the model again.")
+        return self._file.tensors[stored].shape
+
     def fill(self, name: str, target: Tensor) -> None:
+        if parts := self._places.find_expansion(name):
+            keys, values = (torch.from_numpy(self._file.read_tensor(stored)) for stored in parts)
+            target.copy_(torch.cat((keys.transpose(1, 2), values), 1).view(target.shape))
+            return
         place = self._places.find(name)
         values = _reorder(torch.from_numpy(self._file.read_tensor(place.stored, place.expert)), place)
         if name.endswith(".A_log"):  # files have -exp() of it
             values = values.neg().log()
         target.copy_(values.view(target.shape))
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
         found = self.read_rows(names)
-        return None if found is None else self.keep(*found)
+        return None if found is None else self.keep(*found, order)
 
-    def keep(self, parts: Sequence[GgufRows], columns: int, device: torch.device | None = None) -> QuantizedEmbedding:
-        """Return a weight of what read_rows() has returned, or of parts of it. device: if not the checkpoint's."""
+    def keep(
+        self,
+        parts: Sequence[GgufRows],
+        columns: int,
+        order: Sequence[Tensor] | None = None,
+        device: torch.device | None = None,
+    ) -> QuantizedEmbedding:
+        """Return a weight of what read_rows() has returned, or of parts of it.
+
+        order: which rows of each; device: if not the checkpoint's.
+        """
         assert self._keep is not None
+        if order is not None:
+            pairs = zip(parts, order, strict=True)
+            parts = [GgufRows(part.format, part.blocks[rows].contiguous()) for part, rows in pairs]
         return self._keep.make(parts, columns, device or self._keep.device)
 
     def count_block(self) -> int:
         """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""
         tensors = (tensor for name, tensor in self._file.tensors.items() if _BY_COLUMNS.search(name))
-        kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized}
+        on_gpu = self._keep is not None and self._keep.on_gpu
+        kinds = {tensor.kind for tensor in tensors if tensor.can_stay_quantized(on_gpu=on_gpu)}
         return max((gguf.GGML_QUANT_SIZES[kind][0] for kind in kinds), default=1)
 
     def read_rows(self, names: Sequence[str]) -> StoredRows | None:
         """Return matrices that check() has found, as stored; None: they have to be filled."""
         places = [self._places.find(name) for name in names]
-        tensors = [self._file.tensors[place.stored] for place in places]
-        if self._keep is None or not all(map(_can_stay, tensors, places)):
+        if self._keep is None or not self._can_stay(places):
             return None
-        if not self._keep.takes_experts and any(place.expert is not None for place in places):
+        if self._keep.on_gpu and any(place.expert is not None for place in places):
             return None
+        return StoredRows(self._read_parts(places), self._file.tensors[places[0].stored].shape[-1])
+
+    def read_experts(
+        self, names: Sequence[Sequence[str]], shape: tuple[int, int, int], allocate: Callable[..., Tensor]
+    ) -> GgufExperts | None:
+        """Return matrices of all experts, each expert's one below the other, as a GPU keeps them; None: it does not.
+
+        shape: experts, rows and columns; allocate: takes a shape and a dtype.
+        """
+        places = [[self._places.find(name) for name in own] for own in names]
+        if self._keep is None or self._keep.make_experts is None or not self._can_stay(places[0]):
+            return None
+        return self._keep.make_experts(map(self._read_parts, places), shape, allocate, self._keep.device)
+
+    def _can_stay(self, places: Sequence[Place]) -> bool:
+        assert self._keep is not None
+        tensors = (self._file.tensors[place.stored] for place in places)
+        return all(_can_stay(tensor, place, self._keep) for tensor, place in zip(tensors, places, strict=True))
+
+    def _read_parts(self, places: Sequence[Place]) -> list[GgufRows]:
+        """Return matrices as stored."""
         parts: list[GgufRows] = []
-        for place, tensor in zip(places, tensors, strict=True):
+        for place in places:
             # A copy: a file that is mapped may shrink, which would end the process.
             rows = torch.from_numpy(self._file.read_rows(place.stored, place.expert).copy())
-            parts.append(GgufRows(int(tensor.kind), _reorder(rows, place)))
-        return StoredRows(parts, tensors[0].shape[-1])
+            parts.append(GgufRows(int(self._file.tensors[place.stored].kind), _reorder(rows, place)))
+        return parts
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
         """Return all tensors by their names in the file, one entry of the first dimension after the other."""
@@ -166,12 +194,10 @@ class GgufCheckpoint:
                 yield name, torch.from_numpy(self._file.read_tensor(name, entry))
 
 
-def _can_stay(tensor: GgufTensor, place: Place) -> bool:
+def _can_stay(tensor: GgufTensor, place: Place, keep: KeepBlocks) -> bool:
     """Tell whether a matrix can stay quantised: no block of it may hold columns of two heads that are to be moved."""
-    if place.heads is None:
-        return tensor.can_stay_quantized
-    size = tensor.shape[-1] // len(place.heads)
-    return tensor.can_stay_quantized and size % gguf.GGML_QUANT_SIZES[tensor.kind][0] == 0
+    is_whole = place.heads is None or tensor.shape[-1] // len(place.heads) % gguf.GGML_QUANT_SIZES[tensor.kind][0] == 0
+    return is_whole and tensor.can_stay_quantized(on_gpu=keep.on_gpu)
 
 
 def _reorder(values: Tensor, place: Place) -> Tensor:
@@ -243,7 +269,7 @@ class SafetensorsCheckpoint:
             raise ConfigError(f"{self._directory}: '{name}' has type {values.dtype}, which is not supported.")
         return values
 
-    def read_quantized(self, names: Sequence[str]) -> None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> None:
         """Fill all."""
 
     def each(self) -> Iterator[tuple[str, Tensor]]:
@@ -273,7 +299,7 @@ class DummyCheckpoint:
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self._device = device
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self.generator = torch.Generator(device).manual_seed(seed)
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Find a tensor of every name and shape."""
@@ -282,13 +308,13 @@ class DummyCheckpoint:
         if name.endswith("norm.weight"):
             target.fill_(1)
         elif target.device.type == self._device.type and (target.device.index or 0) == (self._device.index or 0):
-            target.normal_(std=0.02, generator=self._generator)
+            target.normal_(std=0.02, generator=self.generator)
         else:  # which draws faster than the host
             for rows in target.split(_DRAWN_ROWS):
                 drawn = torch.empty_like(rows, device=self._device)
-                rows.copy_(drawn.normal_(std=0.02, generator=self._generator))
+                rows.copy_(drawn.normal_(std=0.02, generator=self.generator))
 
-    def read_quantized(self, names: Sequence[str]) -> None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> None:
         """Fill all."""
 
 

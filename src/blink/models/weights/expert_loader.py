@@ -70,6 +70,8 @@ def _read_experts(
     packed = load_quantized_experts(checkpoint, names, (next(iter(parts.values())), columns), target)
     if packed is not None:
         return packed
+    if (stacked := target.read_experts(checkpoint, names, sum(parts.values()), columns)) is not None:
+        return stacked
     quantized = [weight for own in names if (weight := target.read_quantized(checkpoint, *own)) is not None]
     if quantized:  # all: experts share a tensor
         return QuantizedExperts(tuple(quantized))

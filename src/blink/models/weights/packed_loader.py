@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
+from blink.formats.base import QuantizedWeight
 from blink.formats.experts import Fp8Experts, PackedExperts, allocate_experts
+from blink.formats.gguf_experts import GgufExperts, stack_experts
+from blink.formats.int4_arrays import fits_arrays, pack_small_groups
 from blink.formats.matrix import QuantizedMatrix
-from blink.formats.packed import PackedWeight, pack
+from blink.formats.packed import pack
 from blink.formats.schemes import Quantization
 from blink.models.weights.checkpoint import Checkpoint
+from blink.models.weights.planar import make_planar
 from blink.models.weights.quantized_checkpoint import MatrixCheckpoint
 from blink.models.weights.target import WeightTarget
 
@@ -27,7 +31,7 @@ def load_packed(
     columns: int,
     target: WeightTarget,
     order: Sequence[Tensor] | None = None,
-) -> PackedWeight | None:
+) -> QuantizedWeight | None:
     """Read matrices of the given numbers of rows, which have been checked, into one, one below the other.
 
     order: which rows of each matrix to take; None: all, as they are.
@@ -40,7 +44,7 @@ def load_packed(
     """
     names = [f"{name}.weight" for name in parts]
     source, scheme = _find_source(checkpoint, names[0], target)
-    if source is None or scheme is None or sum(parts.values()) % _ROWS or columns % scheme.format.unit:
+    if source is None or scheme is None or not _takes(scheme, sum(parts.values()), columns):
         return None
     if any(source.find_scheme(name) != scheme for name in names):
         return None
@@ -48,14 +52,24 @@ def load_packed(
     matrices = [_read(source, name, shape, target) for name, shape in zip(names, shapes, strict=True)]
     if order is not None:
         matrices = [one.take_rows(rows.to(target.device)) for one, rows in zip(matrices, order, strict=True)]
-    weight = pack(matrices)
+    if scheme.in_arrays:
+        weight = make_planar([pack_small_groups(one) for one in matrices], columns, target.dtype)
+    else:
+        weight = pack(matrices)
     target.advance(weight.shape[0] * weight.shape[1])
     return weight
 
 
+def _takes(scheme: Quantization, rows: int, columns: int) -> bool:
+    """Tell whether a GPU's kernels take a matrix of a size."""
+    if scheme.in_arrays:
+        return fits_arrays(columns)
+    return rows % _ROWS == 0 and columns % scheme.format.unit == 0
+
+
 def load_quantized_experts(
     checkpoint: Checkpoint, parts: Sequence[Sequence[str]], shape: tuple[int, int], target: WeightTarget
-) -> Fp8Experts | PackedExperts | None:
+) -> Fp8Experts | PackedExperts | GgufExperts | None:
     """Read each expert's matrices of a shape, which have been checked, one below the other.
 
     None if the first of them is not quantized or the device has no kernels: they are then to be dequantised.
@@ -67,14 +81,25 @@ def load_quantized_experts(
     if source is None or scheme is None:
         return None
     rows, columns = shape
-    experts = allocate_experts(scheme, (len(parts), rows * len(parts[0]), columns), target.allocate)
+    if scheme.in_arrays and not fits_arrays(columns):
+        return None
+
+    def read(name: str) -> QuantizedMatrix:
+        if source.find_scheme(name) != scheme:
+            raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
+        matrix = _read(source, name, shape, target)
+        target.advance(rows * columns)
+        return matrix
+
+    size = (len(parts), rows * len(parts[0]), columns)
+    if scheme.in_arrays:
+        return stack_experts(
+            ([pack_small_groups(read(name)) for name in names] for names in parts), size, target.allocate
+        )
+    experts = allocate_experts(scheme, size, target.allocate)
     for expert, names in enumerate(parts):
         for place, name in enumerate(names):
-            if source.find_scheme(name) != scheme:
-                raise ConfigError(f"'{name}' is not quantized like the other experts; use another model.")
-            matrix = _read(source, name, shape, target)
-            experts.store(expert, slice(place * rows, (place + 1) * rows), matrix)
-            target.advance(rows * columns)
+            experts.store(expert, slice(place * rows, (place + 1) * rows), read(name))
     return experts
 
 
@@ -89,7 +114,7 @@ def load_all_experts(
         ConfigError: it cannot be read.
     """
     source, scheme = _find_source(checkpoint, name, target)
-    if source is None or scheme is None:
+    if source is None or scheme is None or scheme.in_arrays:
         return None
     experts = allocate_experts(scheme, shape, target.allocate)
     for expert in range(shape[0]):
@@ -107,7 +132,7 @@ def _find_source(
     if source is None or not _has_kernels(target):
         return None, None
     scheme = source.find_scheme(name)
-    return (source, scheme) if scheme is not None and scheme.can_stay else (None, None)
+    return (None, None) if scheme is None else (source, scheme)
 
 
 def _read(source: MatrixCheckpoint, name: str, shape: tuple[int, int], target: WeightTarget) -> QuantizedMatrix:

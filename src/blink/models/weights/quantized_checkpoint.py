@@ -52,9 +52,9 @@ class MatrixCheckpoint(ABC):
     def fill(self, name: str, target: Tensor) -> None:
         """Write a tensor, dequantised if it must be."""
 
-    def read_quantized(self, names: Sequence[str]) -> None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> None:
         """Leave matrices to read_matrix()."""
-        del names
+        del names, order
 
     @abstractmethod
     def find_scheme(self, name: str) -> Quantization | None:

@@ -68,7 +68,8 @@ class RankCheckpoint:
     """A checkpoint as one rank sees it: its parts of the tensors."""
 
     matrices = None
-    stored_rows: GgufCheckpoint | None = None  # these are parts: read_quantized() has them
+    # These are parts: read_quantized() has them, but for experts on a GPU, which are dequantised.
+    stored_rows: GgufCheckpoint | None = None
 
     def __init__(self, source: Checkpoint, cuts: Cuts, reads: SharedReads, device: torch.device) -> None:
         """See a checkpoint with the cuts of a rank; device: the rank's."""
@@ -103,7 +104,7 @@ class RankCheckpoint:
         assert part is not None
         return part
 
-    def read_quantized(self, names: Sequence[str]) -> QuantizedEmbedding | None:
+    def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
         """Return the rank's parts of matrices, one below the other, as stored; None: they have to be filled."""
         source = self._source.stored_rows
         if source is None:
@@ -116,7 +117,7 @@ class RankCheckpoint:
             return None
         cuts = [self._cuts.find(name) for name in names]
         parts = [_cut_rows(part, cut, rows.columns) for part, cut in zip(rows.parts, cuts, strict=True)]
-        return source.keep(parts, len(cuts[0].take_range(rows.columns)), self._device)
+        return source.keep(parts, len(cuts[0].take_range(rows.columns)), order, self._device)
 
     def _read(self, shape: Sequence[int], like: Tensor, name: str) -> Tensor:
         whole = torch.empty(*shape, dtype=like.dtype, device=like.device)

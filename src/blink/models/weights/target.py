@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.formats.base import QuantizedEmbedding
+from blink.formats.gguf_experts import GgufExperts
 from blink.host.process import read_available_memory
 from blink.models.weights.checkpoint import Checkpoint
 
@@ -40,12 +42,27 @@ class WeightTarget:
                 "End what holds the rest, or use a smaller model."
             ) from error
 
-    def read_quantized(self, checkpoint: Checkpoint, *names: str) -> QuantizedEmbedding | None:
-        """Return the checkpoint's matrices of these names as one weight that stays quantised; None: they must not."""
-        weight = checkpoint.read_quantized(names)
+    def read_quantized(
+        self, checkpoint: Checkpoint, *names: str, order: Sequence[Tensor] | None = None
+    ) -> QuantizedEmbedding | None:
+        """Return the checkpoint's matrices of these names as one weight that stays quantised; None: they must not.
+
+        order: which rows of each to take; None: all, as they are.
+        """
+        weight = checkpoint.read_quantized(names, order)
         if weight is not None:
             self.advance(weight.shape[0] * weight.shape[1])
         return weight
+
+    def read_experts(
+        self, checkpoint: Checkpoint, names: Sequence[Sequence[str]], rows: int, columns: int
+    ) -> GgufExperts | None:
+        """Return experts' matrices, each one's below each other, as one weight that stays quantised; None: as above."""
+        shape, source = (len(names), rows, columns), checkpoint.stored_rows
+        experts = None if source is None else source.read_experts(names, shape, self.allocate)
+        if experts is not None:
+            self.advance(math.prod(shape))
+        return experts
 
     def fill(self, checkpoint: Checkpoint, name: str, tensor: Tensor) -> None:
         """Write the checkpoint's tensor of that name to an allocated one, or to a view of one."""

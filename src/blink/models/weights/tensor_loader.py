@@ -28,12 +28,12 @@ class TensorLoader:
     def load_matrix(self, parts: dict[str, int], columns: int, order: Sequence[Tensor] | None = None) -> Weight:
         """Read matrices of the given numbers of rows, one below the other, for `linear`.
 
-        order: which rows of each to take; None: all, as they are. No GGUF file needs that.
+        order: which rows of each to take; None: all, as they are.
         """
         names = [f"{name}.weight" for name in parts]
         for name, rows in zip(names, parts.values(), strict=True):
             self._checkpoint.check(name, (rows, columns))
-        quantized = self._target.read_quantized(self._checkpoint, *names)
+        quantized = self._target.read_quantized(self._checkpoint, *names, order=order)
         if quantized is None:
             quantized = load_packed(self._checkpoint, parts, columns, self._target, order)
         if quantized is not None:

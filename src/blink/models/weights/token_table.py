@@ -35,7 +35,7 @@ def choose_table_device(asked: str, spec: ModelSpec, device: torch.device, dtype
 def count_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Return what a GPU keeps of all weights, the table's too."""
     scheme, quantized = spec.quantization, spec.num_matrix_weights
-    saved = 0.0 if scheme is None or not scheme.can_stay else quantized * (dtype.itemsize - scheme.kept_bytes)
+    saved = 0.0 if scheme is None else quantized * (dtype.itemsize - scheme.kept_bytes)
     return spec.num_parameters * dtype.itemsize - int(saved)
 
 

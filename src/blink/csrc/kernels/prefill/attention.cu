@@ -3,6 +3,7 @@
 // head of one KV head, half of them for each of two warpgroups. It takes one chunk of their keys, the last ones first.
 // A third warpgroup copies keys and values ahead. While a warpgroup weighs the scores of a tile of keys, the values of
 // the tile before are multiplied. The two begin their GEMMs in turn: Shah et al., FlashAttention-3 (arXiv 2407.08608).
+#include "kernels/prefill/softmax.cuh"
 #include "kernels/prefill/tiles.cuh"
 
 namespace blink {
@@ -45,19 +46,15 @@ __device__ inline void copy_tiles(const PromptArgs& args, const PromptItem& item
 template <class S>
 struct PromptPlace {
   int group, warp, lane;  // the warpgroup, the warp within it
-  int limit[2];           // the last key that each row sees
-  int least;              // of the warpgroup's rows
+  LastKeys keys;
 
   __device__ PromptPlace(const PromptItem& item) {
     group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    for (int row = 0; row < 2; row++) limit[row] = last_key(item, pair(row));
-    least = last_key(item, group * 64);
+    for (int row = 0; row < 2; row++) keys.of[row] = last_key(item, pair(row) / S::group);
+    keys.least = last_key(item, group * 64 / S::group);
   }
 
   __device__ int pair(int row) const { return group * 64 + warp * 16 + row * 8 + lane / 4; }
-  __device__ static int last_key(const PromptItem& item, int pair) {
-    return min(item.first_position + pair / S::group, item.end_key - 1);
-  }
 };
 
 // Where a pair's elements begin in queries and results.
@@ -134,47 +131,6 @@ __device__ inline void release(Kind kind, int turn, PromptShared& shared) {
   if (threadIdx.x % 32 == 0) arrive(shared.empty[kind][turn % kPipelineTiles]);
 }
 
-struct PromptSums {
-  float best[2] = {kNoScore, kNoScore};  // of a row's scores so far
-  float total[2] = {};                   // of exponentials, in this thread's columns
-};
-
-// Make scores of a tile weights; return by how much what was attended before shrinks.
-template <class S>
-__device__ inline float2 weigh(float (&scores)[64], PromptSums& sums, const PromptPlace<S>& at, int first_key,
-                               float scale) {
-  if (first_key + kTileKeys - 1 > at.least) {
-#pragma unroll
-    for (int i = 0; i < 64; i++) {
-      const int key = first_key + i / 4 * 8 + at.lane % 4 * 2 + i % 2;
-      if (key > at.limit[i / 2 % 2]) scores[i] = __uint_as_float(0xff800000u);
-    }
-  }
-  float best[2] = {sums.best[0], sums.best[1]}, shrink[2], shift[2];
-#pragma unroll
-  for (int i = 0; i < 64; i++) best[i / 2 % 2] = fmaxf(best[i / 2 % 2], scores[i]);
-#pragma unroll
-  for (int row = 0; row < 2; row++) {
-    best[row] = fmaxf(best[row], __shfl_xor_sync(~0u, best[row], 1));
-    best[row] = fmaxf(best[row], __shfl_xor_sync(~0u, best[row], 2));
-    shift[row] = best[row] * scale;
-    shrink[row] = exp2_fast((sums.best[row] - best[row]) * scale);
-    sums.total[row] *= shrink[row], sums.best[row] = best[row];
-  }
-#pragma unroll
-  for (int i = 0; i < 64; i++) {
-    scores[i] = exp2_fast(scores[i] * scale - shift[i / 2 % 2]);
-    sums.total[i / 2 % 2] += scores[i];
-  }
-  return {shrink[0], shrink[1]};
-}
-
-// The weights as operands of the next GEMM.
-__device__ inline void round_weights(const float (&scores)[64], unsigned (&weights)[32]) {
-#pragma unroll
-  for (int i = 0; i < 32; i++) weights[i] = to_bf16_pair(scores[2 * i], scores[2 * i + 1]);
-}
-
 // Attend to all of an item's keys.
 template <class S>
 __device__ inline void attend_keys(const PromptArgs& args, const PromptItem& item, const PromptPlace<S>& at,
@@ -190,7 +146,7 @@ __device__ inline void attend_keys(const PromptArgs& args, const PromptItem& ite
   wait_for_wgmma<0>();
   keep(scores);
   release(kKeys, 0, shared);
-  weigh<S>(scores, sums, at, first_of(item, 0), args.scale);
+  weigh(scores, sums, at.keys, first_of(item, 0), args.scale);
   round_weights(scores, weights);
 #pragma unroll 1
   for (int turn = 1; turn < tiles; turn++) {
@@ -201,7 +157,7 @@ __device__ inline void attend_keys(const PromptArgs& args, const PromptItem& ite
     wait_for_wgmma<1>();
     keep(scores);
     release(kKeys, turn, shared);
-    const float2 shrink = weigh<S>(scores, sums, at, first_of(item, turn), args.scale);
+    const float2 shrink = weigh(scores, sums, at.keys, first_of(item, turn), args.scale);
     compute_before(sums.total[0] + sums.total[1], shared.is_last);
     wait_for_wgmma<0>();
     keep(attended);

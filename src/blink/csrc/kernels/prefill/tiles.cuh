@@ -19,8 +19,7 @@ constexpr int kTileKeys = 128;     // keys of one turn
 constexpr int kTileThreads = 256;  // that multiply
 constexpr int kCellBytes = kHeadDim * 2;
 constexpr int kTileBytes = kTileKeys * kCellBytes;
-constexpr int kPipelineTiles = 2;   // of keys, and as many of values
-constexpr float kNoScore = -1e30f;  // below every score, and finite: differences are never NaN
+constexpr int kPipelineTiles = 2;  // of keys, and as many of values
 
 template <int kGroup, int kKvHeads, int kBlockSize>
 struct PromptShape {

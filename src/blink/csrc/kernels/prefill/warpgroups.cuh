@@ -70,13 +70,24 @@ __device__ inline void multiply_keys(float (&d)[64], unsigned long long queries,
 #endif
 }
 
-// Add the products of 64 queries' weights of 16 keys, as a lane's scores are, with these keys' values.
+// Add the products of 64 queries' weights of 16 keys, as a lane's scores are, with 128 or 256 dims of these keys'
+// values.
 __device__ inline void add_values(float (&d)[64], const unsigned* weights, unsigned long long values) {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile(
       "{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
       "{" BLINK_NAMES_64 "}, {%64, %65, %66, %67}, %68, add, 1, 1, 1;\n}"
       : BLINK_SUMS_64(0)
+      : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(values));
+#endif
+}
+
+__device__ inline void add_values(float (&d)[128], const unsigned* weights, unsigned long long values) {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile(
+      "{\n .reg .pred add;\n setp.eq.u32 add, 1, 1;\n wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+      "{" BLINK_NAMES_128 "}, {%128, %129, %130, %131}, %132, add, 1, 1, 1;\n}"
+      : BLINK_SUMS_128(0)
       : "r"(weights[0]), "r"(weights[1]), "r"(weights[2]), "r"(weights[3]), "l"(values));
 #endif
 }

@@ -81,7 +81,7 @@ def _launch(x: Tensor, part: GgufArrays, sums: Tensor, start: int, tiling: GgufT
     grid = (triton.cdiv(rows, tiling.rows), triton.cdiv(columns, tiling.columns), tiling.slices)
     _multiply_tile[grid](
         x,
-        *_arrays(part),
+        *list_arrays(part),
         sums,
         rows,
         depth,
@@ -107,19 +107,19 @@ def take_rows(parts: Sequence[GgufArrays], rows: Tensor, depth: int, dtype: torc
     grid = (len(rows), triton.cdiv(depth, _TAKEN_UNITS * GGUF_UNIT))
     for part in parts:
         _take_row[grid](
-            rows, *_arrays(part), result, start, part.num_rows, depth,
+            rows, *list_arrays(part), result, start, part.num_rows, depth,
             FORMAT=part.format.name, UNITS_BLOCK=_TAKEN_UNITS, num_warps=2,
         )  # fmt: skip
         start += part.num_rows
     return result
 
 
-def _arrays(part: GgufArrays) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def list_arrays(part: GgufArrays) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return codes, high bits, words and tops; what a format has not, its kernels do not read."""
     arrays = (part.codes, part.high, part.words, part.tops)
     assert all(array is None or array.is_contiguous() for array in arrays)
     assert part.has_tops == (part.tops is not None)
-    assert (part.format is FormatId.Q6_K) == (part.high is not None)
+    assert (part.format in (FormatId.Q5_K, FormatId.Q6_K)) == (part.high is not None)
     return part.codes, _or(part.high, part.codes), part.words, _or(part.tops, part.words)
 
 
@@ -147,18 +147,18 @@ def _multiply_tile(
     steps = (num_units + UNITS - 1) // UNITS
     total = tl.zeros((COLUMNS_BLOCK, ROWS_BLOCK), tl.float32)
     for step in range(steps * part_of_k // num_slices, steps * (part_of_k + 1) // num_slices):
-        top = _load_top(tops, step * UNITS * _UNIT // _BLOCK * columns + place, FORMAT)
+        top = load_top(tops, step * UNITS * _UNIT // _BLOCK * columns + place, FORMAT)
         for index in tl.static_range(UNITS):
             unit = step * UNITS + index
             # What lies behind the last unit is multiplied by zeros: it must be finite, as the last is.
             known = unit if EVEN_DEPTH else tl.minimum(unit, num_units - 1)
-            first, second, more = _load_codes(codes, high, known, columns, place, FORMAT)
-            word, next_word = _load_words(words, known, columns, place, FORMAT)
+            first, second, more = load_codes(codes, high, known, columns, place, FORMAT)
+            word, next_word = load_words(words, known, columns, place, FORMAT)
             for piece in tl.static_range(PIECES):
                 k = unit * _UNIT + piece * SIZE + tl.arange(0, SIZE)[:, None]
                 mask = inside[None, :] if EVEN_DEPTH else inside[None, :] & (k < depth)
                 values = tl.load(inputs + k, mask=mask, other=0.0)
-                weights = _decode(first, second, more, word, next_word, top, piece, FORMAT)
+                weights = decode(first, second, more, word, next_word, top, piece, FORMAT)
                 total = tl.dot(weights.to(values.dtype), values, total, input_precision=PRECISION)
     target = sums + (part_of_k.to(tl.int64) * num_rows + row)[None, :] * result_columns + first_column
     mask = inside[None, :] if EVEN_COLUMNS else inside[None, :] & (column < columns)[:, None]
@@ -191,18 +191,18 @@ def _take_row(
     SIZE: tl.constexpr = _UNIT // PIECES
     unit = tl.program_id(1) * UNITS_BLOCK + tl.arange(0, UNITS_BLOCK)
     known = tl.minimum(unit, (depth + _UNIT - 1) // _UNIT - 1)
-    top = _load_top(tops, known * _UNIT // _BLOCK * num_rows + row, FORMAT)
-    first, second, more = _load_codes(codes, high, known, num_rows, row, FORMAT)
-    word, next_word = _load_words(words, known, num_rows, row, FORMAT)
+    top = load_top(tops, known * _UNIT // _BLOCK * num_rows + row, FORMAT)
+    first, second, more = load_codes(codes, high, known, num_rows, row, FORMAT)
+    word, next_word = load_words(words, known, num_rows, row, FORMAT)
     target = result + tl.program_id(0).to(tl.int64) * depth
     for piece in tl.static_range(PIECES):
         k = unit[:, None] * _UNIT + piece * SIZE + tl.arange(0, SIZE)[None, :]
-        weights = _decode(first, second, more, word, next_word, top, piece, FORMAT)
+        weights = decode(first, second, more, word, next_word, top, piece, FORMAT)
         tl.store(target + k, weights, mask=k < depth)
 
 
 @triton.jit
-def _load_codes(codes, high, unit, num_rows, row, FORMAT: tl.constexpr):
+def load_codes(codes, high, unit, num_rows, row, FORMAT: tl.constexpr):
     """Return the bytes of a unit of some rows, or of some units of a row: the first and the second half, high bits."""
     at = (unit.to(tl.int64) * num_rows + row)[:, None]
     if FORMAT == "Q8_0":
@@ -216,12 +216,12 @@ def _load_codes(codes, high, unit, num_rows, row, FORMAT: tl.constexpr):
     else:
         first = tl.load(codes + at * 32 + tl.arange(0, 32)[None, :])
         second = first
-        more = first
+        more = tl.load(high + at * 8 + tl.arange(0, 32)[None, :] % 8) if FORMAT == "Q5_K" else first
     return first, second, more
 
 
 @triton.jit
-def _load_words(words, unit, num_rows, row, FORMAT: tl.constexpr):
+def load_words(words, unit, num_rows, row, FORMAT: tl.constexpr):
     """Return the words of a unit of some rows, or of some units of a row: one, or of Q4_1 two."""
     if FORMAT == "Q4_1":
         at = unit * 2 * num_rows + row
@@ -234,15 +234,15 @@ def _load_words(words, unit, num_rows, row, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _load_top(tops, at, FORMAT: tl.constexpr):
+def load_top(tops, at, FORMAT: tl.constexpr):
     top = at
-    if FORMAT == "Q4_K" or FORMAT == "Q6_K":
+    if FORMAT == "Q4_K" or FORMAT == "Q5_K" or FORMAT == "Q6_K":
         top = tl.load(tops + at)
     return top
 
 
 @triton.jit
-def _decode(first, second, more, word, next_word, top, PIECE: tl.constexpr, FORMAT: tl.constexpr):
+def decode(first, second, more, word, next_word, top, PIECE: tl.constexpr, FORMAT: tl.constexpr):
     """Return a piece of units as float32; a sum with an offset is all that rounds."""
     if FORMAT == "Q8_0":
         codes = (first if PIECE == 0 else second).to(tl.int32)
@@ -256,10 +256,15 @@ def _decode(first, second, more, word, next_word, top, PIECE: tl.constexpr, FORM
     else:
         # The other half of a byte is filled with ones, which are subtracted again. High halves stay where they are: 16
         # times as large, with a scale that is as much smaller.
-        ONE: tl.constexpr = 1 if PIECE == 0 else 16
+        ONE: tl.constexpr = 1 if PIECE == 0 or FORMAT == "Q5_K" else 16
         OTHER: tl.constexpr = 240 if PIECE == 0 else 15
         ZERO: tl.constexpr = 8 * ONE if FORMAT == "Q4_0" else 0
-        weights = _widen(first.to(tl.int32) | OTHER) - (_MAGIC_VALUE + OTHER + ZERO)
+        if FORMAT == "Q5_K":
+            low = first.to(tl.int32) >> 4 * PIECE & 15
+            bit = more.to(tl.int32) >> tl.arange(0, 32)[None, :] // 8 * 2 + PIECE & 1
+            weights = _widen(low | bit << 4) - _MAGIC_VALUE
+        else:
+            weights = _widen(first.to(tl.int32) | OTHER) - (_MAGIC_VALUE + OTHER + ZERO)
         if FORMAT == "Q4_0":
             weights *= (_half(word, PIECE) * (1.0 / ONE))[:, None]
         elif FORMAT == "Q4_1":

@@ -10,10 +10,10 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding
-from blink.formats.gguf import GgufArrays, GgufRows, pack_rows
+from blink.formats.gguf import GgufArrays
 from blink.formats.layouts import Matrix
-from blink.formats.schemes import GGUF_UNIT, FormatId
-from blink.kernels.gpu.gemm import gguf
+from blink.formats.schemes import GGUF_UNIT
+from blink.kernels.gpu.gemm import gguf, gguf_gemv
 from blink.kernels.matmul import Matmul, add_bias, take_all
 
 _MOST_ROWS = 384  # of more it is faster to dequantise the weight first
@@ -38,7 +38,8 @@ class PlanarGgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == self.dtype
-        return gguf.multiply(x, self._parts)
+        few = len(x) <= gguf_gemv.MAX_ROWS
+        return gguf_gemv.multiply(x, self._parts) if few else gguf.multiply(x, self._parts)
 
     def dequantize(self) -> Tensor:
         """Return the weight as a tensor."""
@@ -47,17 +48,6 @@ class PlanarGgufWeight(QuantizedEmbedding):
     def take_rows(self, rows: Tensor) -> Tensor:
         """Return some rows; what stands for one that the weight has not is undefined: a GPU raises nothing."""
         return gguf.take_rows(self._parts, rows, self.shape[1], self.dtype)
-
-
-def pack_gguf(parts: Sequence[GgufRows], columns: int, device: torch.device, dtype: torch.dtype) -> PlanarGgufWeight:
-    """Take the parts of a weight apart on a device; those in one format that follow each other become one."""
-    joined: list[tuple[FormatId, list[Tensor]]] = []
-    for part in parts:
-        format = FormatId.of_ggml(part.format)
-        if not joined or joined[-1][0] is not format:
-            joined.append((format, []))
-        joined[-1][1].append(part.blocks)
-    return PlanarGgufWeight([pack_rows(format, blocks, device) for format, blocks in joined], columns, dtype)
 
 
 def _refuses(matrix: Matrix, rows: int) -> str | None:  # noqa: ARG001 - as others have it

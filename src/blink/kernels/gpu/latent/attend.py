@@ -27,9 +27,10 @@ from blink.kernels.gpu.attention.work import (
     ROW_SLOT,
     WorkList,
 )
+from blink.kernels.gpu.latent import hopper
 from blink.kernels.gpu.latent.sizes import count_heads, refuses
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import KvScales, LatentSizes
+from blink.kernels.operands import UNSCALED, KvScales, LatentSizes
 
 _LEAST = 16  # that a matrix unit takes of each dimension
 
@@ -45,6 +46,10 @@ def attend(
     group = count_heads(num_heads)
     result = query.new_empty(num_tokens, num_heads, sizes.rank)
     for work in plan.work_lists:
+        if work.tile.by_warpgroups:
+            assert kv_scales == UNSCALED
+            hopper.attend_latents(query, cache, plan.batch.block_tables, work, result, scale)
+            continue
         _launch(query, cache, plan.batch.block_tables, work, result, sizes, scale, kv_scales)
         combine_partials(work, result, (num_heads // group, group, sizes.rank))
     return result

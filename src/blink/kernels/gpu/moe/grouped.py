@@ -9,7 +9,7 @@ results are summed in rank order, so nothing depends on the order in which progr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import triton
@@ -17,8 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, PackedExperts, find_encoding, split_experts
+from blink.formats.gguf_experts import GgufExperts
 from blink.kernels.gpu.activation import multiply
 from blink.kernels.gpu.gemm.dequantize import dequantize_fp8
+from blink.kernels.gpu.moe.grouped_gguf import multiply_gguf_experts
 from blink.kernels.gpu.moe.grouped_packed import multiply_packed
 from blink.kernels.gpu.moe.routing import Routes, find_tile, route
 from blink.kernels.gpu.pdl import launch_options, start_pdl
@@ -137,10 +139,8 @@ def multiply_grouped(
     a GPU from Hopper on.
     """
     if (encoding := find_encoding(weight)) is not None and encoding.grouped:
-        multiply_packed(
-            x, cast("PackedExperts", weight), routes, result,
-            pairs_per_row=pairs_per_row, activation=activation, bias=bias, pdl=pdl,
-        )  # fmt: skip
+        options = {"pairs_per_row": pairs_per_row, "activation": activation, "pdl": pdl}
+        _multiply_quantized(x, weight, routes, result, bias, options)
         return
     num_experts, max_tokens = routes.pairs.shape
     (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
@@ -169,6 +169,19 @@ def multiply_grouped(
         num_stages=tiling.num_stages,
         **launch_options(pdl=pdl),
     )  # fmt: skip
+
+
+def _multiply_quantized(
+    x: Tensor, weight: ExpertWeights, routes: Routes, result: Tensor, bias: Tensor | None, options: dict[str, Any]
+) -> None:
+    """Do the same with experts whose groups of columns have scales; options: the rest that is given."""
+    encoding = find_encoding(weight)
+    assert encoding is not None
+    if encoding.format.ggml < 0:
+        multiply_packed(x, cast("PackedExperts", weight), routes, result, bias=bias, **options)
+        return
+    assert bias is None  # no model of a GGUF file has any
+    multiply_gguf_experts(x, cast("GgufExperts", weight), routes, result, **options)
 
 
 @triton.jit

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters of an engine: where the model reads them, and the server that frontends ask for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+
+from blink.adapters.memory import AdapterMemory
+from blink.adapters.modules import find_weights
+from blink.adapters.protocol import SOCKET
+from blink.adapters.server import answer_adapters
+from blink.config import EngineConfig
+from blink.kernels.lora import WeightParts
+from blink.lora_config import LoraConfig
+from blink.models.decoder import Decoder
+from blink.region.engine_socket import EngineSocket
+from blink.region.memory import Region
+from blink.runner.adapters import Adapters, HostAdapters
+from blink.runner.run import Runner
+
+MakeAdapters = Callable[[LoraConfig, Decoder, Mapping[int, WeightParts]], Adapters]  # of weights by identity
+
+
+def make_host_adapters(lora: LoraConfig, model: Decoder, weights: Mapping[int, WeightParts]) -> Adapters:  # noqa: ARG001
+    """Return the adapters of an engine whose steps the host runs."""
+    return HostAdapters(lora.num_adapters)
+
+
+def make_store(config: EngineConfig, model: Decoder, make: MakeAdapters) -> Adapters | None:
+    """Return where a model reads its adapters; None: none are served.
+
+    Raises:
+        ConfigError: the model has no matrix that an adapter may change, or there is no memory for adapters.
+    """
+    return make(config.lora, model, find_weights(model)) if config.lora.enable_lora else None
+
+
+def open_sockets(config: EngineConfig, region: Region, runner: Runner) -> list[EngineSocket]:
+    """Return what answers frontends about an engine's adapters, which is yet to start; none where none are served.
+
+    Raises:
+        ConfigError: the socket cannot be made.
+    """
+    if runner.adapters is None:
+        return []
+    memory = AdapterMemory(region, runner.model, config.lora, runner.adapters)
+    return [EngineSocket(config.region, SOCKET, functools.partial(answer_adapters, memory))]

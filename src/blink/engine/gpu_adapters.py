@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapters of a GPU engine, and the graph by which its scheduler copies them to the GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from blink.engine.device_scheduler import DeviceScheduler
+from blink.errors import ConfigError
+from blink.kernels.gpu.lora.memory import GpuAdapters
+from blink.kernels.gpu.lora.upload import Uploader
+from blink.kernels.lora import WeightParts
+from blink.lora_config import LoraConfig
+from blink.models.decoder import Decoder
+from blink.runner.adapters import Adapters
+
+
+def make_gpu_adapters(lora: LoraConfig, model: Decoder, weights: Mapping[int, WeightParts]) -> GpuAdapters:
+    """Return the memory of a GPU's adapters; weights: by identity.
+
+    Raises:
+        ConfigError: more adapters are to be loaded than run at once, or there is no memory for them.
+    """
+    if lora.num_adapters > lora.max_loras:  # until tests/gpu/test_lora_engine.py has run on a GPU with such
+        raise ConfigError("--max-cpu-loras: a GPU holds all adapters in its own memory; raise --max-loras instead")
+    like = torch.empty(0, dtype=model.dtype, device=model.device)
+    try:
+        upload = Uploader() if lora.num_adapters <= lora.max_loras else None
+        return GpuAdapters(weights, lora.num_adapters, lora.max_loras, lora.max_lora_rank, like, upload)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError("there is no GPU memory for the adapters: lower --max-loras or --max-lora-rank") from error
+
+
+def capture_copies(scheduler: DeviceScheduler, adapters: Adapters | None, order: Tensor) -> None:
+    """Let the scheduler copy adapters by its order, csrc's CopyOrder: int32 [4]; nothing where it never will."""
+    if not (isinstance(adapters, GpuAdapters) and adapters.is_paged):
+        return
+    adapters.copy_ordered(order)  # loads the kernels; nothing is ordered yet
+    torch.cuda.synchronize()
+    scheduler.capture_copy(functools.partial(adapters.copy_ordered, order))

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
+"""The update of a GEMM's results by the adapters of its tokens: a kernel for x A^T (shrink), another for B (expand).
+
+A program has a tile of tokens and one of the adapters in it; where tiles are many, it goes through them all. Each token
+has one adapter at most, so programs never write the same element. Shrink splits k, and expand adds the parts up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blink.kernels.batch import PARAM_WORDS, Batch, Param
+from blink.kernels.gpu.device import has_clusters
+from blink.kernels.gpu.pdl import launch_options, start_pdl
+
+LEAST_RANK = 16  # the least k of tl.dot
+MOST_RANK_TILE = 64
+_FEW_TOKENS = 64  # for which each adapter of a tile has programs of its own
+_MOST_WAYS = 16
+_CHUNK = 512  # of k, for one program of shrink where tokens are few
+_MANY_PROGRAMS = 256
+_MOST_SUMMED = 8192  # parts of shrink's results that a program of expand has at once
+_BLOCK_K_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The updates of one weight by all adapters, the scales in `up`."""
+
+    down: Tensor  # [places, parts * rank, in]; a part is a matrix of the weight
+    up: Tensor  # [places, out, rank]
+    parts: Tensor  # int32 [out / tile]; the part that each tile of the weight's rows belongs to
+    num_parts: int
+    tile: int  # rows of the weight
+
+    @property
+    def rank(self) -> int:
+        """The rank, padding included."""
+        return self.up.shape[2]
+
+
+def mark_tokens(batch: Batch, places_of_slots: Tensor, num_tokens: int, num_rows: int) -> Tensor:
+    """Return 1 + where the stacks have each token's adapter, 0 for none and for padding: int32 [num_tokens].
+
+    places_of_slots: the same of the slots that rows name, int32 [slots].
+    """
+    places = torch.zeros(num_tokens, dtype=torch.int32, device=batch.params.device)
+    _mark[(num_rows,)](
+        places, batch.query_starts, batch.row_slots, batch.params, places_of_slots,
+        PARAM_WORDS=PARAM_WORDS, COLUMN=int(Param.ADAPTER), BLOCK=128, num_warps=1,
+    )  # fmt: skip
+    return places
+
+
+def add_update(
+    result: Tensor, x: Tensor, stack: Stack, places: Tensor, factors: Tensor | None = None, *, early: bool = False
+) -> None:
+    """Add to result [tokens, out], in place, what the adapters of tokens change of x [tokens, in] times a weight.
+
+    places: as mark_tokens() returns them; factors: float32 [tokens], what rows of x are to be multiplied by; early:
+    the kernels before and after these are launched early, as these then are.
+    """
+    tokens, width = len(x), stack.down.shape[1]
+    block = max(16, min(64, triton.next_power_of_2(tokens)))
+    tiles, rank_tile = triton.cdiv(tokens, block), min(stack.rank, MOST_RANK_TILE)
+    ways = min(len(stack.up), _MOST_WAYS) if tokens <= _FEW_TOKENS else 1
+    block_k = _BLOCK_K_BYTES // x.element_size()
+    most = min(_MANY_PROGRAMS // (tiles * width // rank_tile), _MOST_SUMMED // (block * rank_tile))
+    chunk, splits = _split(x.shape[1], max(most, 1), block_k)
+    pdl = early and x.is_cuda and has_clusters()
+    assert x.stride(1) == result.stride(1) == 1 and result.shape == (tokens, stack.up.shape[1])
+    found = torch.empty(splits, tokens, width, dtype=torch.float32, device=x.device)
+    _shrink[(tiles, width // rank_tile, splits * ways)](
+        x, stack.down, places, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
+        WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
+    )  # fmt: skip
+    _expand[(tiles, stack.up.shape[1] // stack.tile, ways)](
+        found, factors, stack.up, stack.parts, places, result,
+        tokens, splits, width, result.stride(0), stack.up.stride(0),
+        WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile,
+        SPLITS=triton.next_power_of_2(splits), PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
+    )  # fmt: skip
+
+
+def _split(size: int, most: int, block_k: int) -> tuple[int, int]:
+    """Return how much of k a program of shrink takes, and how many programs share it: `most` of them at most."""
+    most = min(triton.cdiv(size, _CHUNK), most)
+    chunk = triton.cdiv(triton.cdiv(size, most), block_k) * block_k
+    return chunk, triton.cdiv(size, chunk)
+
+
+@triton.jit
+def _mark(
+    places, query_starts, row_slots, slot_params, places_of_slots,
+    PARAM_WORDS: tl.constexpr, COLUMN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    start, end = tl.load(query_starts + row), tl.load(query_starts + row + 1)
+    slot = tl.load(slot_params + tl.load(row_slots + row).to(tl.int64) * PARAM_WORDS + COLUMN)
+    place = tl.load(places_of_slots + slot - 1, mask=slot > 0, other=0)
+    for first in range(start, end, BLOCK):
+        token = first + tl.arange(0, BLOCK)
+        tl.store(places + token, place, mask=token < end)
+
+
+@triton.jit
+def _find_place(place, nth, BLOCK: tl.constexpr):
+    """Return the nth of the different places of a tile that are not 0, in the order of tokens; 0: there are fewer."""
+    at = tl.arange(0, BLOCK)
+    repeats = (place[:, None] == place[None, :]) & (at[None, :] < at[:, None])
+    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (place > 0)
+    rank = tl.cumsum(is_first.to(tl.int32), axis=0)
+    return tl.max(tl.where(is_first & (rank == nth + 1), place, 0), axis=0)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _shrink(
+    x, down, places, found, tokens, size, width, x_stride, down_stride, chunk,
+    WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Write x A^T over a part of k for some rows of A, of the tile's tokens that have an adapter."""
+    if PDL:
+        start_pdl()
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * RANK_TILE + tl.arange(0, RANK_TILE)
+    split, nth = tl.program_id(2) // WAYS, tl.program_id(2) % WAYS
+    place = tl.load(places + token, mask=token < tokens, other=0)
+    one = _find_place(place, nth, BLOCK)
+    while one > 0:
+        rows = place == one
+        matrix = down + (one - 1).to(tl.int64) * down_stride
+        total = tl.zeros([BLOCK, RANK_TILE], tl.float32)
+        for first in range(split * chunk, (split + 1) * chunk, BLOCK_K):
+            k = first + tl.arange(0, BLOCK_K)
+            x_at = token.to(tl.int64)[:, None] * x_stride + k[None, :]
+            left = tl.load(x + x_at, mask=rows[:, None] & (k < size)[None, :], other=0.0)
+            right = tl.load(matrix + column[None, :] * size + k[:, None], mask=(k < size)[:, None], other=0.0)
+            total = tl.dot(left, right, total, input_precision="ieee")
+        row = (split * tokens + token).to(tl.int64)
+        tl.store(found + row[:, None] * width + column[None, :], total, mask=rows[:, None])
+        nth += WAYS
+        one = _find_place(place, nth, BLOCK)
+
+
+@triton.jit(do_not_specialize=["tokens", "splits"])
+def _expand(
+    found, factors, up, parts, places, result, tokens, splits, width, result_stride, up_stride,
+    WAYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
+    SPLITS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Add what B makes of shrink's results to a tile of the weight's rows, of the tile's tokens with an adapter."""
+    if PDL:
+        start_pdl()
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    nth = tl.program_id(2)
+    place = tl.load(places + token, mask=token < tokens, other=0)
+    start = tl.load(parts + tl.program_id(1)) * RANK
+    one = _find_place(place, nth, BLOCK)
+    while one > 0:
+        rows = place == one
+        matrix = up + (one - 1).to(tl.int64) * up_stride
+        total = tl.zeros([BLOCK, TILE], tl.float32)
+        for first in range(0, RANK, RANK_TILE):
+            rank = first + tl.arange(0, RANK_TILE)
+            split = tl.arange(0, SPLITS)
+            row = split.to(tl.int64)[:, None] * tokens + token[None, :]
+            is_there = (split < splits)[:, None] & rows[None, :]
+            at = row[:, :, None] * width + (start + rank)[None, None, :]
+            left = tl.sum(tl.load(found + at, mask=is_there[:, :, None], other=0.0), axis=0)
+            if factors is not None:
+                left *= tl.load(factors + token, mask=rows, other=0.0)[:, None]
+            right = tl.load(matrix + column[None, :] * RANK + rank[:, None])
+            total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
+        target = result + token.to(tl.int64)[:, None] * result_stride + column[None, :]
+        old = tl.load(target, mask=rows[:, None], other=0.0)
+        tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
+        nth += WAYS
+        one = _find_place(place, nth, BLOCK)
