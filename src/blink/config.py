@@ -54,8 +54,8 @@ class ModelConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of the KV cache; auto: the compute type; fp8 (e4m3): 8 bits, with the checkpoint's scales; bfloat16, "
-        "float16: only if that is the compute type",
+        "type of the KV cache; auto: the compute type, or float16 on a CPU with --dtype auto; fp8 (e4m3): 8 bits, with "
+        "the checkpoint's scales; bfloat16, float16: only if that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
     per_layer_embeddings: str = option(
@@ -122,7 +122,7 @@ class EngineConfig:
     tensor_parallel_size: int = option(1, "ranks that share each layer's heads, experts and MLP; on the CPU threads")
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
-    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 1 GiB on CPU, from --gpu-memory-utilization on GPU")
+    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 512 MiB on CPU, from --gpu-memory-utilization on GPU")
     gpu_memory_utilization: float = option(0.92, "share of GPU memory to use")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
     scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))

@@ -56,6 +56,7 @@ class Engine(ABC):
     default_step_tokens: ClassVar[int]  # where the configuration names none
     default_pooling_tokens: ClassVar[int]  # likewise of a model that pools
     default_segment_ms: ClassVar[float]  # likewise
+    patient_steps: ClassVar[int] = 0  # with decode rows, in which prompts should be computed; 0: few, and bursts
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
@@ -87,6 +88,7 @@ class Engine(ABC):
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
             pooling=pooling_sizes(spec.pooling, spec.hidden_size),
+            patient_steps=self.patient_steps,
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:

@@ -41,7 +41,7 @@ from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
-_DEFAULT_KV_CACHE_BYTES = 1 << 30
+_DEFAULT_KV_CACHE_BYTES = 1 << 29
 _WAIT_MS = 200  # how often run() looks at drain and stop
 _HELD_WAIT_MS = 10  # likewise at what is asked of the model, while no step can come
 _ENDED = -2  # what blink_loop_wait returns once the scheduler has stopped; other negative numbers: no step yet
@@ -52,6 +52,8 @@ class CpuEngine(Engine):
 
     # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
     default_step_tokens = default_pooling_tokens = 256
+    # Prompt tokens cost as much in small steps: these keep the gaps between tokens short.
+    patient_steps = 32
     default_segment_ms = 10.0
     cost_seconds = 0.02
     rank_timeout: ClassVar[float] = 30.0  # seconds that ranks wait for each other within a step

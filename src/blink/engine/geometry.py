@@ -104,11 +104,12 @@ def build_geometry(
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
     pooling: Mapping[str, int] | None = None,
+    patient_steps: int = 0,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); pooling: those of
-    pooling_sizes().
+    pooling_sizes(). patient_steps: steps with decode rows in which prompts should be computed; 0: few, and bursts.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -134,6 +135,7 @@ def build_geometry(
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
         "vocab_bytes": vocab_bytes,
+        "patient_steps": patient_steps,
     }
     geometry = np.zeros((), GEOMETRY)
     values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
