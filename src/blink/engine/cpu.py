@@ -28,10 +28,11 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.gguf_weight import Bf16Isa
 from blink.kernels.layer_cache import KvCache
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import ModelSource, open_model
+from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
@@ -75,15 +76,21 @@ class CpuEngine(Engine):
         size = config.tensor_parallel_size
         if config.deterministic and (size > 1 or config.lora.enable_lora):
             raise ConfigError("--deterministic works with one rank and without adapters")
+        _check_prompt_gemm(config)
         if size == 1:
-            runner = super()._load(config, device, dtype)
+            runner = self._make_runner(load_model(config.model, device, dtype))
             if config.deterministic:
                 check_deterministic(sites_of(runner.model, config.block_size))
-            runner.by_token = config.deterministic
             return runner
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
+
+    def _make_runner(self, model: Decoder) -> Runner:
+        runner = Runner(model)
+        runner.by_token = self._config.deterministic
+        runner.rounds_prompts = self._config.cpu_prompt_gemm == "bfloat16"
+        return runner
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         if self._followers is not None:
@@ -150,7 +157,7 @@ class CpuEngine(Engine):
             ConfigError: that fails; there are no weights then.
         """
         self.free_weights()
-        self._runner = Runner(source.load())
+        self._runner = self._make_runner(source.load())
         self._model = self._runner.model
 
     def free_weights(self) -> None:
@@ -233,3 +240,14 @@ class CpuEngine(Engine):
     def _size_of(batch: Batch) -> tuple[int, int]:
         """Return the step's tokens and rows; there is no padding on a CPU."""
         return int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS])
+
+
+def _check_prompt_gemm(config: EngineConfig) -> None:
+    """Refuse rounding that the processor, or another option, has no use for."""
+    if config.cpu_prompt_gemm == "float32":
+        return
+    flag = f"--cpu-prompt-gemm {config.cpu_prompt_gemm}"
+    if config.deterministic or config.tensor_parallel_size > 1:
+        raise ConfigError(f"{flag} goes neither with --deterministic nor with --tensor-parallel-size")
+    if not Bf16Isa.BEST.is_here:
+        raise ConfigError(f"{flag} needs a processor with AMX: leave it out")
