@@ -21,11 +21,10 @@ from datetime import date
 from pathlib import Path
 from typing import Final
 
-from peer_load import STREAMS, measure_prefill, run_streams
-from peer_servers import Blink, LlamaCpp, Server, build_llama_cpp
-
 from blink import __version__
 from blink.models.weights.files import resolve_model
+from peer_load import STREAMS, measure_prefill, run_streams
+from peer_servers import Blink, LlamaCpp, Server, build_llama_cpp
 
 SLOTS: Final = max(STREAMS)
 LESS_IS_BETTER: Final = ("ITL", "memory", "ready", "install")
@@ -136,8 +135,10 @@ def main() -> None:
     turns: list[tuple[Server, Callable[[Figures], None]]] = [(peer, theirs.append), (blink, ours.append)]
     for index in range(options.rounds):
         for server, keep in turns:
-            keep(measure(server, options))
-        print(f"round {index + 1} of {options.rounds}", file=sys.stderr)
+            figures = measure(server, options)
+            keep(figures)
+            shown = "  ".join(f"{name}: {value:.1f}" for name, value in figures.values.items())
+            print(f"round {index + 1}, {type(server).__name__}: {shown}", file=sys.stderr, flush=True)
     rows = compare(ours, theirs)
     for name, mine, other, ratio, spread in rows:
         print(f"{name:32} {mine:10} {other:10} {ratio:6} ({spread})")
