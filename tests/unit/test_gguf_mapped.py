@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -15,8 +16,6 @@ from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from gguf_conversion import convert
 from quantized_checkpoints import write_checkpoints
-
-ROWS = {"q_proj", "k_proj"}
 
 
 def find_mapping(address: int) -> str:
@@ -50,7 +49,7 @@ def test_weights_of_a_gguf_file_are_not_copied(tmp_path: Path) -> None:
     ],
 )
 def test_a_cpu_keeps_keys_and_values_in_16_bits_by_default(
-    options: dict[str, str], expected: torch.dtype, tmp_path: Path
+    options: dict[str, Any], expected: torch.dtype, tmp_path: Path
 ) -> None:
     _, plain = write_checkpoints(tmp_path, "awq")
     dtype = torch.bfloat16 if options.get("dtype") == "bfloat16" else torch.float32

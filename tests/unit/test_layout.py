@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x8FF30AC20BDF007F
+GOLDEN_DIGEST = 0xBB0D06502C624D8F
 
 
 def test_the_digest_is_the_recorded_one() -> None:

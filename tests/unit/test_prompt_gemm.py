@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_prompts_of_32_tokens_and_more_are_rounded(tokens: int, first: int, rows
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"tensor_parallel_size": 2}])
-def test_rounding_is_refused_with_what_compares_bits(options: dict[str, int]) -> None:
+def test_rounding_is_refused_with_what_compares_bits(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="--cpu-prompt-gemm bfloat16 goes neither"):
         engine._check_prompt_gemm(EngineConfig(cpu_prompt_gemm="bfloat16", **options))
 

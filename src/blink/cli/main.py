@@ -282,7 +282,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "download a model from the Hugging Face hub", "blink.cli.models", "run_pull", _add_pull_flags, "", " MODEL"
     ),
     "list": Command("list the downloaded models", "blink.cli.models", "run_list", _add_list_flags),
-    "rm": Command("remove a downloaded model", "blink.cli.models", "run_rm", _add_rm_flags, None, " MODEL"),
+    "rm": Command("remove a downloaded model", "blink.cli.models", "run_rm", _add_rm_flags, "", " MODEL"),
     "chat": Command("talk to a server in the terminal", "blink.cli.chat", "run", _add_chat_flags),
     "bench": Command(
         "measure a server under load, alone and beside busy neighbours",

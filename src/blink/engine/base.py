@@ -243,11 +243,8 @@ class Engine(ABC):
 
     def _complete(self, config: EngineConfig) -> EngineConfig:
         """Return a configuration that says how many tokens a step takes, and how long a segment."""
-        return replace(
-            config,
-            max_num_batched_tokens=config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs),
-            segment_ms=config.segment_ms or self.default_segment_ms,
-        )
+        tokens = config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs)
+        return replace(config, max_num_batched_tokens=tokens, segment_ms=config.segment_ms or self.default_segment_ms)
 
     def _fit_to_pooling(self, config: EngineConfig, *, has_step_tokens: bool) -> EngineConfig:
         """Return a configuration for a model that pools: keys and values are not kept, and steps may be longer."""

@@ -109,7 +109,7 @@ def build_geometry(
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); pooling: those of
-    pooling_sizes(). patient_steps: steps with decode rows in which prompts should be computed; 0: few, and bursts.
+    pooling_sizes(); patient_steps: as csrc/region/layout.h has it.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -134,12 +134,10 @@ def build_geometry(
         "lru_entries": power_of_two(4 * num_blocks),
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
-        "vocab_bytes": vocab_bytes,
-        "patient_steps": patient_steps,
     }
     geometry = np.zeros((), GEOMETRY)
-    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes
-    values |= _times(config) | _row_sizes(config, max_model_len)
+    values |= dict(windows or {}) | dict(pooling or {}) | config.lora.sizes | {"vocab_bytes": vocab_bytes}
+    values |= _times(config) | _row_sizes(config, max_model_len) | {"patient_steps": patient_steps}
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     for name, value in values.items():
         geometry[name] = value

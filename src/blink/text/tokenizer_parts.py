@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load a model's tokenizer with what lies beside it in its files. Loads little: an engine needs no more of text."""
+"""Load a model's tokenizer, chat templates and end tokens from its files: all of text that an engine imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Parts = tuple[Tokenizer, dict[str, str], dict[str, str], tuple[int, ...]]
 
 
 def load_parts(config: ModelConfig, root: Path) -> Parts:
-    """Load the tokenizer of a model, and what its files say beside it.
+    """Load the tokenizer of a model, its templates, special tokens and end tokens.
 
     Raises:
         ConfigError: a file is missing or broken.
