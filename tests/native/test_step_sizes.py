@@ -57,7 +57,7 @@ def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float,
 
 @pytest.mark.parametrize(("patient_steps", "tokens"), [(0, 512), (16, 48), (32, 32)])
 def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, tokens: int) -> None:
-    """Prompt tokens that cost as much in small steps: without patience one step takes all that fit next to four rows."""
+    """Prompt tokens that cost as much in small steps: without patience one step takes all that fit next to the rows."""
     linear = lambda count: 1.0 * count  # noqa: E731
     with running(CONFIG, **SIZES, patient_steps=patient_steps) as h:
         fill(h, decoding=linear, mixed=linear)
