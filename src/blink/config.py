@@ -56,8 +56,8 @@ class ModelConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of the KV cache; auto: the compute type; fp8 (e4m3): 8 bits, with the checkpoint's scales; bfloat16, "
-        "float16: only if that is the compute type",
+        "type of the KV cache; auto: the compute type, or float16 on a CPU with --dtype auto; fp8 (e4m3): 8 bits, with "
+        "the checkpoint's scales; bfloat16, float16: only if that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
     per_layer_embeddings: str = option(
@@ -124,7 +124,7 @@ class EngineConfig:
     tensor_parallel_size: int = option(1, "ranks that share each layer's heads, experts and MLP; on the CPU threads")
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
-    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 1 GiB on CPU, from --gpu-memory-utilization on GPU")
+    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 512 MiB on CPU, from --gpu-memory-utilization on GPU")
     gpu_memory_utilization: float = option(0.92, "share of GPU memory to use")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
     scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))
@@ -160,6 +160,12 @@ class EngineConfig:
         False, "give a request the same bits whatever else runs (docs/deterministic.md); also VLLM_BATCH_INVARIANT=1"
     )
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
+    cpu_prompt_gemm: str = option(
+        "float32",
+        "how the CPU engine multiplies prompts with GGUF matrices; bfloat16: both rounded to it, from 32 tokens of a "
+        "step on, by a processor with AMX",
+        choices=("float32", "bfloat16"),
+    )
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
     @property
