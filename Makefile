@@ -54,6 +54,8 @@ EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 BUILD := build/library
 # Into the same folder as `make native`, so that the library is compiled once.
 EDITABLE := --quiet --no-build-isolation --config-settings=build-dir=$(BUILD) --editable
+# A folder of its own: CMake remembers the tools that it was run with.
+ISOLATED := --quiet --config-settings=build-dir=build/isolated --editable
 STRICT := --config-settings=cmake.define.BLINK_WERROR=ON
 CMAKE = $(BIN)/cmake
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
@@ -162,17 +164,20 @@ clean:
 distclean: clean
 	rm -rf $(VENV)
 
-# The build tools, all from PyPI: only a C++ compiler must be there.
-$(VENV)/.tools:
+$(VENV)/.made:
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Blink needs Python 3.10 or newer')"
 	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# The build tools, all from PyPI: only a C++ compiler must be there. What serves alone does without them.
+$(VENV)/.tools: | $(VENV)/.made
 	$(PIP_INSTALL) --quiet scikit-build-core cmake ninja
 	touch $@
 
 # The CPU build of torch is ten times smaller than the default one: first from where pip is configured
 # to look, then from PyTorch's own index; failing both, whatever pip finds. The import stores its byte code while the
 # library is compiled: else each of the processes that tests start together would compile it.
-$(VENV)/.torch-cpu: constraints.txt | $(VENV)/.tools
+$(VENV)/.torch-cpu: constraints.txt | $(VENV)/.made
 	@rm -f $(VENV)/.*-cuda
 	$(PIP_INSTALL) '$(TORCH)+cpu' 2>/dev/null \
 	  || $(PIP_INSTALL) --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' \
@@ -181,20 +186,21 @@ $(VENV)/.torch-cpu: constraints.txt | $(VENV)/.tools
 	touch $@
 
 # A CPU build would satisfy the version, so it goes first. PyPI's torch is built for CUDA; other indexes' may not be.
-$(VENV)/.torch-cuda: constraints.txt | $(VENV)/.tools
+$(VENV)/.torch-cuda: constraints.txt | $(VENV)/.made
 	@rm -f $(VENV)/.*-cpu
 	@$(TORCH_HAS_CUDA) 2>/dev/null || $(PIP) uninstall --quiet --yes torch
 	$(PIP_INSTALL) '$(TORCH)'
 	$(TORCH_HAS_CUDA) || $(PIP_INSTALL) --extra-index-url $(TORCH_CUDA_INDEX) '$(TORCH)+cu130'
 	touch $@
 
+# pip builds the library with tools of its own, which it removes. Where tools are, it uses those.
 $(VENV)/.engine-$(DEVICE): pyproject.toml $(NATIVE_SOURCES) $(VENV)/.torch-$(DEVICE)
-	$(PIP_INSTALL) $(EDITABLE) '.[$(EXTRA)]'
+	$(PIP_INSTALL) $(if $(wildcard $(VENV)/.tools),$(EDITABLE),$(ISOLATED)) '.[$(EXTRA)]'
 	touch $@
 
 # All but the project itself, while the library is compiled. The pins are complete, so that pip need not resolve them;
 # `pip check` then says what lacks, and what else that is installed here, such as clients, wants other versions.
-$(VENV)/.packages-$(DEVICE): pyproject.toml constraints.txt constraints-cpu.txt tests/shared/requirements.py $(VENV)/.torch-$(DEVICE)
+$(VENV)/.packages-$(DEVICE): pyproject.toml constraints.txt constraints-cpu.txt tests/shared/requirements.py $(VENV)/.torch-$(DEVICE) | $(VENV)/.tools
 	$(BIN)/python tests/shared/requirements.py $(DEVICE) > $(VENV)/requirements.txt
 	$(PIP_INSTALL) --quiet --no-deps --requirement $(VENV)/requirements.txt
 	touch $@

@@ -12,6 +12,7 @@ from blink.kv_offload import OffloadConfig
 from blink.lora_config import LoraConfig
 from blink.message_formats import CALL_FORMATS, REASONING_FORMATS
 from blink.option import option, parse_object, require
+from blink.rdma_config import RdmaConfig
 from blink.speculation import Speculation, read_speculation
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
@@ -57,8 +58,8 @@ class ModelConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of the KV cache; auto: the compute type; fp8 (e4m3): 8 bits, with the checkpoint's scales; bfloat16, "
-        "float16: only if that is the compute type",
+        "type of the KV cache; auto: the compute type, or float16 on a CPU with --dtype auto; fp8 (e4m3): 8 bits, with "
+        "the checkpoint's scales; bfloat16, float16: only if that is the compute type",
         choices=KV_CACHE_DTYPES,
     )
     per_layer_embeddings: str = option(
@@ -90,24 +91,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RdmaConfig:
-    """RDMA between engine and frontends of two machines."""
-
-    rdma_backend: str = option(
-        "verbs", "library for RDMA, the same at both ends; nixl is an extra", choices=("verbs", "nixl")
-    )
-    nixl_transports: str = option(
-        "rc", "UCX transports that the nixl backend may use; with any other it does not connect", metavar="LIST"
-    )
-    rdma_token_file: str = option("", "file with the secret that both ends share; also BLINK_RDMA_TOKEN")
-    rdma_device: str = option("", "RDMA device; empty: the first with an active port")
-    rdma_gid_index: int = option(-1, "which address of the device; -1: RoCE v2 over IPv4 if there is one")
-
-    def __post_init__(self) -> None:
-        require(self, "rdma_gid_index", -1, 255)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Size and policy of one engine."""
 
@@ -123,11 +106,13 @@ class EngineConfig:
         0, "tokens of one step, prompt chunks included; 0: 2048 on GPU, 256 on CPU, or --max-num-seqs if that is more"
     )
     tensor_parallel_size: int = option(
-        1, "ranks that share each layer; on CPU threads; auto: as few GPUs as it fits", words={"auto": FITTING_RANKS}
+        1,
+        "ranks that share each layer's heads, experts and MLP; on the CPU threads; auto: as few GPUs as it fits",
+        words={"auto": FITTING_RANKS},
     )
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
-    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 1 GiB on CPU, from --gpu-memory-utilization on GPU")
+    kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 512 MiB on CPU, from --gpu-memory-utilization on GPU")
     gpu_memory_utilization: float = option(0.92, "share of GPU memory to use")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of equal prompt prefixes")
     scheduling_policy: str = option("fcfs", "order of requests within a class", choices=("fcfs", "priority"))
@@ -163,6 +148,12 @@ class EngineConfig:
         False, "give a request the same bits whatever else runs (docs/deterministic.md); also VLLM_BATCH_INVARIANT=1"
     )
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
+    cpu_prompt_gemm: str = option(
+        "float32",
+        "how the CPU engine multiplies prompts with GGUF matrices; bfloat16: both rounded to it, from 32 tokens of a "
+        "step on, by a processor with AMX",
+        choices=("float32", "bfloat16"),
+    )
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
     @property

@@ -55,6 +55,22 @@ def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float,
         assert run_step(h, pair, inbox) == graph
 
 
+@pytest.mark.parametrize(("patient_steps", "tokens"), [(0, 512), (16, 48), (32, 32)])
+def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, tokens: int) -> None:
+    """Prompt tokens that cost as much in small steps: without patience one step takes all that fit next to the rows."""
+    linear = lambda count: 1.0 * count  # noqa: E731
+    with running(CONFIG, **SIZES, patient_steps=patient_steps) as h:
+        fill(h, decoding=linear, mixed=linear)
+        pair, inbox, _ = start_decoding(h)
+        fill(h, decoding=linear, mixed=linear)
+        for i in range(2):
+            submit(h, pair, prompt_of(256, i + 30), max_tokens=2, cached=False)
+        inbox.drain(pair)
+        h.step(4)
+        h.step(4)
+        assert int(h.geometry["graphs"][int(h.batch[0]["graph"])]["tokens"]) == tokens
+
+
 def mixed_ms(tokens: int) -> float:
     """A machine on which prompt tokens beside four that decode in 2 ms are the cheapest in steps of 256 tokens."""
     return 3 + tokens / 51.2 if tokens <= 128 else 5.5 + (tokens - 128) / 64 if tokens <= 256 else tokens * 7.5 / 256

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from blink.config import EngineConfig, RdmaConfig
+from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.link.rdma.listener import open_listener
+from blink.rdma_config import RdmaConfig
 from blink.region.layout import BATCH_HEADER
 from blink.region.memory import create_region, publish_region
 from blink.region.native import lib

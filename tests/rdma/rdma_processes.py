@@ -17,13 +17,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from blink.config import RdmaConfig
 from blink.link.base import Link
 from blink.link.queue_pair import QueuePair
 from blink.link.rdma.connector import RdmaConnector
 from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_place
 from blink.link.rdma.link import RdmaLink
 from blink.link.rdma.message import Lines
+from blink.rdma_config import RdmaConfig
 from ports import free_port
 
 TOKEN = "a token of the rig"

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blink.config import RdmaConfig
 from blink.errors import BlinkError, ConfigError
 from blink.link.client import EngineClient
 from blink.link.rdma.connector import RdmaConnector
+from blink.rdma_config import RdmaConfig
 from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 from counting_engine import answer

@@ -50,6 +50,21 @@ def test_import_loads_nothing_heavy(module: str) -> None:
     assert not loaded.intersection(_HEAVY)
 
 
+def test_an_engine_loads_nothing_of_chats_or_grammars() -> None:
+    """What the first token does not need: each millisecond of it is one until a server is ready."""
+    loaded = _loaded_after("import blink.cli.main; blink.cli.main.parse(['engine']); import blink.engine.boot")
+    assert "blink.engine.cpu" in loaded
+    others = ("blink.text.message", "blink.text.assets", "blink.grammar", "blink.bench", "blink.quantize", "jinja2")
+    assert not [name for name in loaded if name.startswith(others)]
+
+
+def test_command_line_loads_the_flags_of_one_command() -> None:
+    configs = {"blink.bench.config", "blink.quantize.config", "blink.view.config", "blink.cli.plan"}
+    assert not configs & _loaded_after("import blink.cli.main; blink.cli.main.parse(['serve'])")
+    loaded = _loaded_after("import blink.cli.main; blink.cli.main.parse(['bench'])")
+    assert configs & loaded == {"blink.bench.config"}
+
+
 def test_command_line_loads_no_third_party_package() -> None:
     loaded = _loaded_after("import blink.cli.main; blink.cli.main.parse(['top'])")
     packages = {name.partition(".")[0] for name in loaded - _loaded_after("")} - {"blink"}

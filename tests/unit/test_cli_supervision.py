@@ -109,7 +109,7 @@ def _is_alive(process: int) -> bool:
     [
         (3, "ended with exit status 3"),
         (-9, "was killed by SIGKILL"),
-        (-7, "was killed by SIGBUS: its shared memory was truncated, or /dev/shm is full"),
+        (-7, "was killed by SIGBUS: its shared memory or its model's file was truncated, or /dev/shm is full"),
     ],
 )
 def test_exit_is_described_in_words(status: int, text: str) -> None:

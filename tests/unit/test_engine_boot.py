@@ -19,6 +19,7 @@ from blink.engine.cpu import CpuEngine
 from blink.errors import ConfigError
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
+from blink.plan.site import Bucket
 from blink.region.layout import EngineState, ErrorCode
 from blink.region.memory import open_region, region_path
 from blink.runner.run import Runner
@@ -156,9 +157,9 @@ class Failing(CpuEngine):
     def _fill_costs(self) -> None:
         """Fail later."""
 
-    def _run_step(self, num_tokens: int, num_rows: int, *, decoding: bool = False, scoring: bool = False) -> None:
-        del decoding, scoring
-        raise RuntimeError(f"no step of {num_tokens} tokens and {num_rows} rows")
+    def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        del scoring
+        raise RuntimeError(f"no step of {size}")
 
 
 def test_a_model_that_fails_ends_the_engine_with_the_error_in_its_region(tmp_path: Path, region: str) -> None:

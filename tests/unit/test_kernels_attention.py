@@ -94,15 +94,19 @@ def test_attention_of_ragged_batches_equals_the_written_out_softmax(
         AttentionOptions(window=33, sinks=torch.tensor([0.5, -1.0, 3.0, 0.0, 8.0, -9.0])),
     ],
 )
+@pytest.mark.parametrize("dtype", cpu.NATIVE_CELLS)
 @pytest.mark.parametrize("head_dim", [16, 48, 128])
-def test_native_attention_equals_that_of_pytorch(head_dim: int, options: AttentionOptions) -> None:
+@pytest.mark.parametrize("group", [1, 3, 6])
+def test_native_attention_equals_that_of_pytorch(
+    group: int, head_dim: int, dtype: torch.dtype, options: AttentionOptions
+) -> None:
     torch.manual_seed(7)
     batch, num_tokens = make_batch([(1, 1), (1, 5), (1, 6), (1, 33), (1, 100)], 16)
-    cache = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 2, head_dim))
+    cache = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 6 // group, head_dim).to(dtype))
     query = torch.randn(num_tokens, 9, head_dim)[:, :6]  # in front of keys, as the model has it
-    [group] = cpu.plan_attention(batch, num_tokens, 16, torch.float32).find_groups(options.window)
-    expected = cpu.attend_torch(query, cache, group, options)
-    torch.testing.assert_close(cpu.attend_native(query, cache, group, options), expected, rtol=1e-5, atol=1e-5)
+    [rows] = cpu.plan_attention(batch, num_tokens, 16, torch.float32).find_groups(options.window)
+    expected = cpu.attend_torch(query, cache, rows, options)
+    torch.testing.assert_close(cpu.attend_native(query, cache, rows, options), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_rows_do_not_read_blocks_of_others() -> None:
@@ -143,10 +147,23 @@ def test_bfloat16_attention_is_close_to_float64() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_tokens_that_attend_one_by_one_have_the_same_bits_in_any_chunk() -> None:
+@pytest.mark.parametrize("rows", [[(1, 30), (6, 20)], [(9, 9)]])
+def test_a_cache_in_float16_is_read_exactly(rows: list[tuple[int, int]]) -> None:
+    torch.manual_seed(8)
+    batch, num_tokens = make_batch(rows, 16)
+    cells = torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM).half()
+    query, cache = torch.randn(num_tokens, 4, HEAD_DIM), LayerCache(cells)
+    plan = plan_attention(batch, num_tokens, len(rows), [], cache, torch.float32)
+    found = paged_attention(query, cache, plan)
+    torch.testing.assert_close(found.double(), attend_naively(query, cells, batch, rows), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", cpu.NATIVE_CELLS)
+def test_tokens_that_attend_one_by_one_have_the_same_bits_in_any_chunk(dtype: torch.dtype) -> None:
     """Each query of a prompt equals, bit by bit, that of a row of its own."""
     torch.manual_seed(9)
-    cache, query = LayerCache(torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM)), torch.randn(24, 6, HEAD_DIM)
+    cells = torch.randn(2, NUM_BLOCKS, 16, 2, HEAD_DIM).to(dtype)
+    cache, query = LayerCache(cells), torch.randn(24, 6, HEAD_DIM)
     batch, num_tokens = make_batch([(1, 7), (5, 21), (18, 40)], 16)
     lens = [7, *range(17, 22), *range(23, 41)]
     batch.positions[:num_tokens] = torch.tensor(lens) - 1

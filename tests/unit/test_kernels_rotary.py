@@ -62,6 +62,22 @@ def test_the_one_pass_version_agrees_with_pytorch(rotary_dim: int) -> None:
     torch.testing.assert_close(caches[1], caches[0], rtol=1e-6, atol=1e-6)
 
 
+def test_the_one_pass_version_rounds_to_float16_as_pytorch_does() -> None:
+    """Values from below the least half to beyond the largest, in heads that are no multiple of 16 together."""
+    torch.manual_seed(11)
+    heads, head_dim = 1, 20
+    qkv = torch.randn(400, 3 * heads * head_dim) * torch.logspace(-10, 7, 400)[:, None]
+    qkv[0] = torch.tensor([65504.0, 65519.9, 65520.0, -1e30, 6e-8, -2.9e-8, 0.0, -0.0, 6.1035e-5, 2**-14]).repeat(6)
+    rotation = torch.zeros(400, head_dim)
+    rotation[:, : head_dim // 2] = 1  # turns nothing, so that both round the same numbers
+    slots = torch.arange(400, dtype=torch.int32)
+    caches = [LayerCache(torch.zeros(2, 25, 16, heads, head_dim).half()) for _ in range(2)]
+    rotate_and_store_torch(qkv.clone(), rotation, slots, caches[0])
+    rotate_and_store_native(qkv, rotation, slots, caches[1])
+    assert torch.equal(caches[1].cells, caches[0].cells)
+    assert caches[1].cells.abs().max() == 65504
+
+
 def test_only_the_slots_of_real_tokens_are_written() -> None:
     _, _, slots, _ = run(16, [7, -1, 2, -1])
     written = slots.abs().sum(dim=(0, 2, 3)).nonzero()[:, 0].tolist()

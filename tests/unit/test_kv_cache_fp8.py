@@ -142,7 +142,7 @@ def test_scales_keep_keys_that_are_too_large_for_fp8(tmp_path: Path) -> None:
     assert (logits(load(cut)) - expected).norm() > 0.1 * expected.norm()
 
 
-def test_the_same_bytes_hold_four_times_the_tokens_of_float32(tmp_path: Path) -> None:
+def test_the_same_bytes_hold_twice_the_tokens_of_16_bits(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path, max_position_embeddings=64)
 
     def count_blocks(dtype: str) -> int:
@@ -157,7 +157,7 @@ def test_the_same_bytes_hold_four_times_the_tokens_of_float32(tmp_path: Path) ->
         assert sum(layer.cells.nbytes for layer in engine._kv_cache) == 100 * BLOCK_BYTES
         return engine._kv_cache[0].num_blocks
 
-    assert (count_blocks("auto"), count_blocks("fp8")) == (100, 400)
+    assert (count_blocks("auto"), count_blocks("fp8")) == (200, 400)
 
 
 def test_a_gpu_without_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

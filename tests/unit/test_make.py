@@ -100,11 +100,19 @@ def test_device_overrides_what_was_found(machine: Machine) -> None:
 
 
 def test_an_installed_kind_is_kept_and_the_other_replaces_it(machine: Machine) -> None:
-    machine.stamp(".tools", ".torch-cpu", ".engine-cpu")
+    machine.stamp(".made", ".tools", ".torch-cpu", ".engine-cpu")
     assert "pip" not in machine.plan("serve", "DEVICE=cpu")
     plan = machine.plan("serve", "DEVICE=cuda")
     assert f"rm -f {machine.venv}/.*-cpu" in plan and "uninstall --quiet --yes torch" in plan
     assert plan.index("uninstall") < plan.index("'torch==") < plan.index("'.[gpu]'")
+
+
+def test_what_serves_gets_no_build_tools(machine: Machine) -> None:
+    serving = machine.plan("serve", "DEVICE=cpu")
+    assert "cmake" not in serving and "--no-build-isolation" not in serving and "-m venv" in serving
+    assert "scikit-build-core cmake ninja" in machine.plan("test", "DEVICE=cpu")
+    machine.stamp(".made", ".tools")
+    assert "--no-build-isolation" in machine.plan("serve", "DEVICE=cpu")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from blink.config import EngineConfig, FrontendConfig, RdmaConfig, ServeConfig
+from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
 from blink.link.rdma import message as rdma_message
 from blink.link.rdma.handshake import (
@@ -38,6 +38,7 @@ from blink.link.rdma.message import (
 )
 from blink.link.rdma.nixl_link import NixlLink, parse_metadata
 from blink.link.rdma.verbs import EndInfo
+from blink.rdma_config import RdmaConfig
 from blink.region.layout import DIGEST
 from ports import free_port
 
@@ -236,7 +237,7 @@ def test_without_the_library_a_frontend_says_what_to_install(monkeypatch: pytest
     monkeypatch.setenv("BLINK_RDMA_TOKEN", "secret")
     monkeypatch.setenv("BLINK_VERBS_LIBRARY", "/nothing/libblink_verbs.so")
     code = (
-        "from blink.link.rdma.connector import RdmaConnector; from blink.config import RdmaConfig\n"
+        "from blink.link.rdma.connector import RdmaConnector; from blink.rdma_config import RdmaConfig\n"
         "try: RdmaConnector('127.0.0.1:1', RdmaConfig())\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
@@ -263,7 +264,7 @@ def test_without_nixl_a_frontend_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setenv("BLINK_RDMA_TOKEN", "secret")
     code = (
         "import sys; sys.modules['nixl'] = None\n"
-        "from blink.link.rdma.connector import RdmaConnector; from blink.config import RdmaConfig\n"
+        "from blink.link.rdma.connector import RdmaConnector; from blink.rdma_config import RdmaConfig\n"
         "try: RdmaConnector('127.0.0.1:1', RdmaConfig(rdma_backend='nixl'))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

@@ -14,13 +14,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from blink.config import EngineConfig, RdmaConfig
+from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.rdma import listener as rdma_listener
 from blink.link.rdma.handshake import Descriptor, confirm, negotiate, parse_place
 from blink.link.rdma.listener import RdmaListener
 from blink.link.rdma.message import TIMEOUT, Lines, Message, RemoteMemory
+from blink.rdma_config import RdmaConfig
 from blink.region.memory import Region, create_region, publish_region
 from ports import free_port
 

@@ -11,18 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from blink.bench.config import BenchConfig
 from blink.cli.completion import SHELLS, complete
 from blink.cli.flag_help import describe_topic, find_topic
 from blink.cli.flags import add_flags, build_config
 from blink.cli.loading import load
-from blink.cli.plan import PlanConfig
 from blink.cli.supervision import CONFIG_EXIT_STATUS
-from blink.config import EngineConfig, FrontendConfig, ServeConfig
+from blink.config import FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError
 from blink.host.logs import set_up_logging
-from blink.quantize.config import QuantizeConfig
-from blink.view.config import TopConfig, TraceConfig
 
 _EXAMPLES: Final = {
     "serve": """examples:
@@ -80,14 +76,14 @@ class Command:
     module: str
     function: str
     add_flags: Callable[[argparse.ArgumentParser], None]
-    config: type | None = None  # what the function takes; without it, the parsed flags themselves
+    config: str = ""  # the class of what the function takes; without it, the parsed flags themselves
     positional: str = ""
     takes_vllm: bool = False  # the flags of `vllm serve` too
 
     def run(self, namespace: argparse.Namespace) -> int:
         """Load what the command needs, and run it."""
         function = getattr(load(self.module, f"blink {namespace.command}"), self.function)
-        return function(namespace if self.config is None else build_config(self.config, namespace))
+        return function(build_config(_find_class(self.config), namespace) if self.config else namespace)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,8 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the command and its flags, vLLM's as Blink's own; a mistake ends the process with one line."""
-    parser, parsers = make_parsers()
     words, ignored = list(arguments), list[str]()
+    parser, parsers = make_parsers(words[0] if words and words[0] in COMMANDS else "")
     if words and words[0] in COMMANDS and (topic := find_topic(words)) is not None:
         _show_help(parsers[words[0]], topic)
     if words and words[0] in COMMANDS and COMMANDS[words[0]].takes_vllm:
@@ -135,12 +131,15 @@ def _show_help(parser: argparse.ArgumentParser, topic: str) -> NoReturn:
     sys.exit()
 
 
-def make_parsers() -> tuple[_Parser, dict[str, _Parser]]:
-    """Return the parser of the command line, and those of its commands."""
+def make_parsers(only: str = "") -> tuple[_Parser, dict[str, _Parser]]:
+    """Return the parser of the command line, and those of its commands; only: the one command that needs its flags."""
     parser = _Parser(prog="blink", description="Serve large language models with no host CPU on the token path.")
     parser.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="command")
-    return parser, {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
+    parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
+    for name in [only] if only else COMMANDS:
+        _add_flags(parsers[name], COMMANDS[name])
+    return parser, parsers
 
 
 class _Parser(argparse.ArgumentParser):
@@ -163,7 +162,7 @@ class _PrintVersions(argparse.Action):
 
 
 def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, command: Command) -> _Parser:
-    parser = commands.add_parser(
+    return commands.add_parser(
         name,
         usage=f"blink {name}{command.positional} [flags]",
         help=command.help,
@@ -171,14 +170,22 @@ def _add_command(commands: argparse._SubParsersAction[_Parser], name: str, comma
         epilog=_EXAMPLES.get(name),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def _add_flags(parser: argparse.ArgumentParser, command: Command) -> None:
     command.add_flags(parser)
     if command.takes_vllm:
         parser.add_argument("--config", metavar="FILE", help="YAML file of flags; the command line wins over it")
-    return parser
 
 
-def _flags_of(config_class: type) -> Callable[[argparse.ArgumentParser], None]:
-    return lambda parser: add_flags(parser, config_class)
+def _find_class(name: str) -> type:
+    """Return the class of a dotted name; other commands need not load its module."""
+    module, _, own = name.rpartition(".")
+    return getattr(load(module), own)
+
+
+def _flags_of(config: str) -> Callable[[argparse.ArgumentParser], None]:
+    return lambda parser: add_flags(parser, _find_class(config))
 
 
 def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
@@ -192,13 +199,13 @@ def _add_quantize_flags(parser: argparse.ArgumentParser) -> None:
     text = "name on the hub, model directory or .gguf file; '' for SmolLM2-135M-Instruct"
     parser.add_argument("model", metavar="MODEL", help=text)
     parser.add_argument("output", metavar="OUTPUT", help="directory to make, in the Hugging Face layout")
-    add_flags(parser, QuantizeConfig)
+    add_flags(parser, _find_class("blink.quantize.config.QuantizeConfig"))
 
 
 def _add_doctor_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default="", metavar="MODEL", help="say too whether this model fits")
     parser.add_argument("--port", type=int, default=FrontendConfig().port, help="port to check (default: %(default)s)")
-    add_flags(parser, PlanConfig)
+    add_flags(parser, _find_class("blink.cli.plan.PlanConfig"))
 
 
 def _add_quickstart_flags(parser: argparse.ArgumentParser) -> None:
@@ -259,7 +266,7 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "run the engine alone",
         "blink.cli.engine",
         "run",
-        _flags_of(EngineConfig),
+        _flags_of("blink.config.EngineConfig"),
         positional=" [MODEL]",
         takes_vllm=True,
     ),
@@ -267,32 +274,36 @@ COMMANDS: Final[Mapping[str, Command]] = {
         "run one frontend worker alone",
         "blink.cli.frontend",
         "run",
-        _flags_of(FrontendConfig),
+        _flags_of("blink.config.FrontendConfig"),
         positional=" [MODEL]",
         takes_vllm=True,
     ),
     "pull": Command(
-        "download a model from the Hugging Face hub", "blink.cli.models", "run_pull", _add_pull_flags, None, " MODEL"
+        "download a model from the Hugging Face hub", "blink.cli.models", "run_pull", _add_pull_flags, "", " MODEL"
     ),
     "list": Command("list the downloaded models", "blink.cli.models", "run_list", _add_list_flags),
-    "rm": Command("remove a downloaded model", "blink.cli.models", "run_rm", _add_rm_flags, None, " MODEL"),
+    "rm": Command("remove a downloaded model", "blink.cli.models", "run_rm", _add_rm_flags, "", " MODEL"),
     "chat": Command("talk to a server in the terminal", "blink.cli.chat", "run", _add_chat_flags),
     "bench": Command(
         "measure a server under load, alone and beside busy neighbours",
         "blink.bench.sweep",
         "run_bench",
-        _flags_of(BenchConfig),
-        BenchConfig,
+        _flags_of("blink.bench.config.BenchConfig"),
+        "blink.bench.config.BenchConfig",
     ),
     "top": Command(
-        "watch a server: live figures in the terminal", "blink.view.top", "run_top", _flags_of(TopConfig), TopConfig
+        "watch a server: live figures in the terminal",
+        "blink.view.top",
+        "run_top",
+        _flags_of("blink.view.config.TopConfig"),
+        "blink.view.config.TopConfig",
     ),
     "trace": Command(
         "write the timeline of an engine's steps, for Perfetto",
         "blink.view.timeline",
         "run_trace",
-        _flags_of(TraceConfig),
-        TraceConfig,
+        _flags_of("blink.view.config.TraceConfig"),
+        "blink.view.config.TraceConfig",
     ),
     "quantize": Command(
         "write a model with matrices of 8 or 4 bits, calibrated",

@@ -126,7 +126,7 @@ class Child:
 def describe_exit(status: int) -> str:
     """Say in words how a process ended."""
     if status == -signal.SIGBUS:
-        return "was killed by SIGBUS: its shared memory was truncated, or /dev/shm is full"
+        return "was killed by SIGBUS: its shared memory or its model's file was truncated, or /dev/shm is full"
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
     return f"ended with exit status {status}"

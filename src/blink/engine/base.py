@@ -61,6 +61,7 @@ class Engine(ABC):
     default_step_tokens: ClassVar[int]  # where the configuration names none
     default_pooling_tokens: ClassVar[int]  # likewise of a model that pools
     default_segment_ms: ClassVar[float]  # likewise
+    patient_steps: ClassVar[int] = 0  # with decode rows, in which prompts should be computed; 0: few, and bursts
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
     captures_adapters: ClassVar[bool] = False  # whether steps with adapters have graphs of their own
     make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
@@ -94,7 +95,8 @@ class Engine(ABC):
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
             others=pooling_sizes(spec.pooling, spec.hidden_size)
-            | host_sizes(config, self._cache_shape, size, is_pooling=spec.pooling is not None),
+            | host_sizes(config, self._cache_shape, size, is_pooling=spec.pooling is not None)
+            | {"patient_steps": self.patient_steps},
             captures_adapters=self.captures_adapters and config.lora.enable_lora,
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
@@ -253,11 +255,8 @@ class Engine(ABC):
 
     def _complete(self, config: EngineConfig) -> EngineConfig:
         """Return a configuration that says how many tokens a step takes, and how long a segment."""
-        return replace(
-            config,
-            max_num_batched_tokens=config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs),
-            segment_ms=config.segment_ms or self.default_segment_ms,
-        )
+        tokens = config.max_num_batched_tokens or max(self.default_step_tokens, config.max_num_seqs)
+        return replace(config, max_num_batched_tokens=tokens, segment_ms=config.segment_ms or self.default_segment_ms)
 
     def _fit_to_pooling(self, config: EngineConfig, *, has_step_tokens: bool) -> EngineConfig:
         """Return a configuration for a model that pools: keys and values are not kept, and steps may be longer."""

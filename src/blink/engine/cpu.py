@@ -26,10 +26,11 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
+from blink.kernels.cpu.gguf_weight import Bf16Isa
 from blink.kernels.layer_cache import KvCache
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import ModelSource, open_model
+from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.plan.site import Bucket
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
@@ -40,7 +41,7 @@ from blink.runner.stream import Stream
 
 logger = logging.getLogger("blink.engine")
 
-_DEFAULT_KV_CACHE_BYTES = 1 << 30
+_DEFAULT_KV_CACHE_BYTES = 1 << 29
 _WAIT_MS = 200  # how often run() looks at drain and stop
 _HELD_WAIT_MS = 10  # likewise at what is asked of the model, while no step can come
 _ENDED = -2  # what blink_loop_wait returns once the scheduler has stopped; other negative numbers: no step yet
@@ -51,6 +52,8 @@ class CpuEngine(Engine):
 
     # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
     default_step_tokens = default_pooling_tokens = 256
+    # Prompt tokens cost as much in small steps: these keep the gaps between tokens short.
+    patient_steps = 32
     default_segment_ms = 10.0
     cost_seconds = 0.02
     rank_timeout: ClassVar[float] = 30.0  # seconds that ranks wait for each other within a step
@@ -74,16 +77,19 @@ class CpuEngine(Engine):
         size = config.tensor_parallel_size
         if is_deterministic(config) and size > 1:
             raise ConfigError("--deterministic works with one rank")
+        _check_prompt_gemm(config)
         if size == 1:
-            return self._fix_bits(super()._load(config, device, dtype), config)
+            return self._make_runner(load_model(config.model, device, dtype), config)
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
         self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
         return self._followers.runner
 
-    def _fix_bits(self, runner: Runner, config: EngineConfig) -> Runner:
-        """Let a model give the same bits whatever else runs, if that is asked for; ConfigError: it cannot."""
+    def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
+        """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
+        runner = Runner(model)
+        runner.rounds_prompts = config.cpu_prompt_gemm == "bfloat16"
         if is_deterministic(config):
-            check_deterministic(sites_of(runner.model, config.block_size))
+            check_deterministic(sites_of(model, config.block_size))
             runner.by_token = True
         return runner
 
@@ -158,7 +164,7 @@ class CpuEngine(Engine):
             ConfigError: that fails; there are no weights then.
         """
         self.free_weights()
-        self._runner = self._fix_bits(Runner(source.load()), self._config)
+        self._runner = self._make_runner(source.load(), self._config)
         self._model = self._runner.model
         self._write_fingerprint(source.config)
 
@@ -239,3 +245,14 @@ class CpuEngine(Engine):
     def _size_of(batch: Batch) -> Bucket:
         """Return the step's size; there is no padding on a CPU."""
         return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)
+
+
+def _check_prompt_gemm(config: EngineConfig) -> None:
+    """Refuse rounding that the processor, or another option, has no use for."""
+    if config.cpu_prompt_gemm == "float32":
+        return
+    flag = f"--cpu-prompt-gemm {config.cpu_prompt_gemm}"
+    if is_deterministic(config) or config.tensor_parallel_size > 1:
+        raise ConfigError(f"{flag} goes neither with --deterministic nor with --tensor-parallel-size")
+    if not Bf16Isa.BEST.is_here:
+        raise ConfigError(f"{flag} needs a processor with AMX: leave it out")

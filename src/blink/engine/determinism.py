@@ -72,6 +72,6 @@ def _about_memory(sites: ModelSites) -> Mapping[str, bool]:
     matrices = [matrix for layer in sites.layers for matrix in layer.matrices]
     other = any(matrix.layout is not Layout.GGUF for matrix in (*matrices, sites.head))
     return {
-        f"a KV cache in {sites.kv_dtype}": sites.kv_dtype != "float32",
+        f"a KV cache in {sites.kv_dtype}": sites.kv_dtype not in ("float32", "float16"),
         "weights of other formats than GGUF's blocks": other,
     }

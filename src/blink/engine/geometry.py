@@ -130,7 +130,8 @@ def build_geometry(
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
-    pooling_sizes() and of blocks in host memory; captures_adapters: whether steps with adapters have own graphs.
+    pooling_sizes(), of blocks in host memory, and patient_steps; captures_adapters: whether steps with adapters have
+    own graphs.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -155,10 +156,10 @@ def build_geometry(
         "lru_entries": power_of_two(4 * num_blocks),
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
-        "vocab_bytes": vocab_bytes,
     }
     values |= dict(windows or {}) | dict(others or {}) | config.lora.sizes | config.kv_events.sizes
     values |= _times(config) | _draft_sizes(config, max_model_len, vocab_size, vocab_bytes)
+    values["vocab_bytes"] = vocab_bytes
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     return _fill(values, config, 1 + captures_adapters)
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from blink.config import EngineConfig, FrontendConfig
+from blink.config import EngineConfig
 from blink.errors import ConfigError
+from blink.models.weights.files import resolve_model
 from blink.region.native import lib
-from blink.text.assets import load_assets
 from blink.text.tokenizer import NoTokenizer
+from blink.text.tokenizer_parts import load_parts
 from blink.text.vocabulary import Vocabulary, list_vocabulary
 
 logger = logging.getLogger("blink.engine")
@@ -23,7 +24,7 @@ logger = logging.getLogger("blink.engine")
 def read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
     """Return the bytes of the model's tokens; none where it has no tokenizer."""
     try:
-        tokenizer = load_assets(FrontendConfig(model=config.model)).tokenizer
+        tokenizer = load_parts(config.model, resolve_model(config.model.model))[0]
     except ConfigError as error:
         logger.warning("no structured outputs: %s", error)
         tokenizer = NoTokenizer()

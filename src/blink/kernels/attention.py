@@ -60,11 +60,12 @@ def paged_attention(
 ) -> Tensor:
     """Return softmax(Q K^T * scale) V of every token over its row's cache; causal; padding gives zeros.
 
-    query: [tokens, heads, head_dim]; cache: of the query's type or FP8; result: [tokens, heads * head_dim].
+    query: [tokens, heads, head_dim]; cache: of the query's type or FP8, on a CPU of any; result: [tokens, heads *
+    head_dim].
     """
     assert query.shape[0] == plan.num_tokens
     assert query.shape[2] == cache.head_dim
     assert query.shape[1] % cache.kv_heads == 0
-    assert cache.dtype in (query.dtype, FP8)
+    assert cache.dtype in (query.dtype, FP8) or query.device.type == "cpu"
     assert options.sinks is None or options.sinks.shape == query.shape[1:2]
     return plan.attend(query, cache, options)

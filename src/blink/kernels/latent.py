@@ -101,7 +101,7 @@ def absorb_and_store(
     rank, rope = expansion.rank, rotation.shape[1]
     assert kept.shape == (query.shape[0], rank + rope) and cache.head_dim == rank + rope and cache.kv_heads == 1
     assert query.shape[1:] == (expansion.keys.shape[0], expansion.keys.shape[1] + rope)
-    assert cache.dtype in (query.dtype, FP8)
+    assert cache.dtype in (query.dtype, FP8) or query.device.type == "cpu"
     return kernels.store(query, kept, rotation, kv_slots, cache, expansion, LATENT_EPS, kv_scales)
 
 

@@ -46,13 +46,14 @@ class KvEventRing:
             return []
         at = np.arange(self._read, self._read + count) % self._size
         events = self._events[at].tolist()
-        taken = [_event(*event, tokens) for event, tokens in zip(events, self._tokens[at].tolist(), strict=True)]
+        taken = [_event(event, tokens) for event, tokens in zip(events, self._tokens[at].tolist(), strict=True)]
         self._read += count
         lib.blink_store_u64(self._read_word, self._read)
         return taken
 
 
-def _event(kind: int, has_parent: int, block_hash: int, parent: int, tokens: list[int]) -> CacheEvent:
+def _event(words: tuple[int, int, int, int], tokens: list[int]) -> CacheEvent:
+    kind, has_parent, block_hash, parent = words
     if kind != KvEventKind.STORED:
         return CacheEvent(KvEventKind(kind), block_hash)
     return CacheEvent(KvEventKind.STORED, block_hash, parent if has_parent else None, tuple(tokens))

@@ -11,10 +11,11 @@ from torch import Tensor
 from blink.formats.base import take_rows
 from blink.formats.schemes import FormatId
 from blink.kernels.all_reduce import ONE_RANK, Ranks
-from blink.kernels.batch import Batch
+from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.operands import Norm
 from blink.kernels.pooling import Pooler
+from blink.kernels.prompt_rows import expect_rows
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
@@ -42,6 +43,7 @@ class Runner:
         self._ranks = ranks
         self.adapters: Adapters | None = None
         self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
+        self.rounds_prompts = False  # whether GEMMs of prompts may round: kernels/prompt_rows.py
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
@@ -146,6 +148,8 @@ class Runner:
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
+        if self.rounds_prompts:
+            expect_rows(bucket.tokens, int(batch.header[Header.NUM_DECODE_ROWS]))
         updates = self.adapters.find(batch, bucket) if self.adapters is not None else None
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates, self.by_token)
 

@@ -5,18 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from blink.config import FrontendConfig, parse_object
 from blink.errors import ConfigError
-from blink.fields import Fields
 from blink.models.weights.files import resolve_model
-from blink.models.weights.gguf_header import read_gguf_metadata
-from blink.models.weights.text_files import read_json
 from blink.text.call_shape import read_call_shape
 from blink.text.default_sampling import read_default_sampling
-from blink.text.gguf_tokenizer import build_tokenizer
 from blink.text.message.format_kinds import CallFormat, ReasoningFormat
 from blink.text.message.formats import CALL_FORMATS, HARMONY, HERMES, find_call_format, fit_call_format
 from blink.text.message.harmony import END_TOKENS, MARKS
@@ -27,12 +22,9 @@ from blink.text.message.reasoning_formats import (
     fit_reasoning_format,
 )
 from blink.text.template import ChatTemplate
-from blink.text.template_sources import DEFAULT, TOOL_USE, choose_template, find_gguf_templates, find_templates
-from blink.text.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
-from blink.text.tokenizer_files import read_named_tokens
-
-_GGUF_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_GGUF_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+from blink.text.template_sources import DEFAULT, TOOL_USE, choose_template
+from blink.text.tokenizer import Tokenizer
+from blink.text.tokenizer_parts import find_end_tokens, load_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +61,10 @@ def load_assets(config: FrontendConfig) -> ModelAssets:
         ConfigError: a file is missing or broken, or parsers were chosen that do not fit.
     """
     root = resolve_model(config.model.model)
-    tokenizer, templates, special_tokens, eos_token_ids = _load_parts(config, root)
+    tokenizer, templates, special_tokens, eos_token_ids = load_parts(config.model, root)
     if root.is_dir():
         # The model, not a borrowed tokenizer, says where its texts end and how it likes to be sampled.
-        eos_token_ids = _end_tokens(root) or eos_token_ids
+        eos_token_ids = find_end_tokens(root) or eos_token_ids
     templates = choose_template(config.chat_template, templates)
     chat_template, tool_template = (
         ChatTemplate(templates[name], special_tokens) if templates.get(name) else None for name in (DEFAULT, TOOL_USE)
@@ -132,51 +124,3 @@ def _call_format(template: str, compiled: ChatTemplate | None) -> CallFormat | N
     if compiled is not None and compiled.traits.tools_place == "none":
         return HERMES  # as the tools are told then
     return CALL_FORMATS.get(find_call_format(template)) or (read_call_shape(compiled) if compiled is not None else None)
-
-
-# The tokenizer, the chat templates by name, the special tokens by name, and the end tokens.
-_Parts = tuple[Tokenizer, dict[str, str], dict[str, str], tuple[int, ...]]
-
-
-def _load_parts(config: FrontendConfig, root: Path) -> _Parts:
-    if config.model.skip_tokenizer_init:
-        return NoTokenizer(), {}, {}, ()
-    source = resolve_model(config.model.tokenizer) if config.model.tokenizer else root
-    return _load_gguf(source) if source.is_file() else _load_directory(source)
-
-
-def _load_gguf(path: Path) -> _Parts:
-    metadata = read_gguf_metadata(path)
-    tokenizer = Tokenizer(build_tokenizer(metadata))
-    fields = Fields(metadata, str(path), "tokenizer.ggml.")
-    special_tokens = {
-        name: tokenizer.token_name(fields.integer(f"{name}_id", low=0))
-        for name in _GGUF_SPECIAL_TOKENS
-        if fields.has(f"{name}_id")
-    }
-    found = (fields.integer(name, low=0) for name in _GGUF_END_TOKENS if fields.has(name))
-    templates = find_gguf_templates(metadata, str(path))
-    return tokenizer, templates, special_tokens, tuple(dict.fromkeys(found))
-
-
-def _load_directory(path: Path) -> _Parts:
-    named = read_named_tokens(path)
-    tokenizer, special_tokens = load_tokenizer(path, named), named.texts
-    config = _read_json(path / "tokenizer_config.json")
-    eos_token_ids = _end_tokens(path)
-    if not eos_token_ids and "eos_token" in special_tokens:
-        token = tokenizer.token_id(special_tokens["eos_token"])
-        eos_token_ids = () if token is None else (token,)
-    return tokenizer, find_templates(path, config), special_tokens, eos_token_ids
-
-
-def _end_tokens(path: Path) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        fields = Fields(_read_json(path / name), str(path / name))
-        if fields.has("eos_token_id"):
-            return tuple(fields.integers("eos_token_id", as_list=True))
-    return ()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

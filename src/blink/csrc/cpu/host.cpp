@@ -5,6 +5,7 @@
 #include "automaton/build.h"
 #include "cpu/attention.h"
 #include "cpu/constrain.h"
+#include "cpu/gguf/bf16.h"
 #include "cpu/gguf/product.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
@@ -210,22 +211,32 @@ void blink_rms_norm(float* out, const float* x, float* residual, const float* we
   rms_norm(out, x, residual, weight, rows, size, eps);
 }
 
-void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, float* keys, float* values,
-                            uint32_t tokens, uint32_t query_heads, uint32_t kv_heads, uint32_t head_dim,
-                            uint32_t rotary_dim) {
-  rotate_and_store(qkv, rotation, slots, keys, values, {tokens, query_heads, kv_heads, head_dim, rotary_dim});
+void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, void* keys, void* values,
+                            uint32_t is_half, uint32_t tokens, uint32_t query_heads, uint32_t kv_heads,
+                            uint32_t head_dim, uint32_t rotary_dim) {
+  with_cells(is_half, [&]<class Cell>(Cell) {
+    rotate_and_store(qkv, rotation, slots, static_cast<Cell*>(keys), static_cast<Cell*>(values),
+                     {tokens, query_heads, kv_heads, head_dim, rotary_dim});
+  });
 }
 
 ThreadPool* blink_thread_pool_start(uint32_t helpers) { return new ThreadPool(helpers); }
 void blink_thread_pool_stop(ThreadPool* pool) { delete pool; }
 
-void blink_attend_rows(const float* query, uint64_t query_stride, const float* cache, uint64_t cache_rows,
-                       const int32_t* blocks, const int64_t* positions, const float* sinks, float* out, uint32_t rows,
-                       uint32_t row_blocks, uint32_t block_size, uint32_t kv_heads, uint32_t group, uint32_t head_dim,
-                       uint32_t window, float scale, float softcap, ThreadPool* pool) {
-  attend_rows({query, query_stride, cache, cache_rows, blocks, positions, sinks, out, rows, row_blocks, block_size,
-               kv_heads, group, head_dim, window, scale, softcap},
-              *pool);
+void blink_attend_rows(const float* query, uint64_t query_stride, const void* cache, uint32_t is_half,
+                       uint64_t cache_rows, const int32_t* blocks, const int64_t* positions, const float* sinks,
+                       float* out, uint32_t rows, uint32_t row_blocks, uint32_t block_size, uint32_t kv_heads,
+                       uint32_t group, uint32_t head_dim, uint32_t window, float scale, float softcap,
+                       ThreadPool* pool) {
+  with_cells(is_half, [&]<class Cell>(Cell) {
+    const RowAttention<Cell> attention{query,      query_stride, static_cast<const Cell*>(cache),
+                                       cache_rows, blocks,       positions,
+                                       sinks,      out,          rows,
+                                       row_blocks, block_size,   kv_heads,
+                                       group,      head_dim,     window,
+                                       scale,      softcap};
+    attend_rows(attention, *pool);
+  });
 }
 
 // Values and bytes of a format's block; 0 if it has no kernels.
@@ -235,6 +246,11 @@ uint32_t blink_has_gguf_kernels(Isa isa) { return find_gguf_kernels(isa) != null
 void blink_multiply_gguf(Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
                          ThreadPool* pool) {
   multiply(*find_gguf_kernels(isa), *weight, x, x_rows, out, *pool);
+}
+uint32_t blink_has_bf16_kernel(Bf16Isa isa) { return find_bf16_kernel(isa) != nullptr; }
+void blink_multiply_gguf_bf16(Bf16Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
+                              ThreadPool* pool) {
+  multiply_bf16(find_bf16_kernel(isa), *weight, x, x_rows, out, *pool);
 }
 void blink_dequantize_gguf(Isa isa, const GgufWeight* weight, float* out, ThreadPool* pool) {
   dequantize(*find_gguf_kernels(isa), *weight, out, *pool);

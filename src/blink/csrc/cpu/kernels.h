@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/cells.h"
 #include "region/platform.h"
 
 namespace blink {
@@ -38,8 +39,9 @@ struct RotaryShape {
 
 // Rotate the queries and keys of qkv [tokens, query_heads + 2 * kv_heads, head_dim] in place; copy keys and values to
 // their slots of the caches [slots, kv_heads, head_dim]; slot -1 writes nothing. rotation: [tokens, rotary_dim].
-inline void rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, float* keys, float* values,
-                             RotaryShape shape) {
+template <class Cell>
+void rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, Cell* keys, Cell* values,
+                      RotaryShape shape) {
   const uint32_t half = shape.rotary_dim / 2, kv_size = shape.kv_heads * shape.head_dim;
   for (uint32_t token = 0; token < shape.tokens; ++token, rotation += shape.rotary_dim) {
     const float* cosines = rotation;
@@ -54,8 +56,8 @@ inline void rotate_and_store(float* qkv, const float* rotation, const int32_t* s
     }
     if (slots[token] >= 0) {
       const uint64_t place = uint64_t(slots[token]) * kv_size;
-      std::memcpy(keys + place, qkv - kv_size, kv_size * sizeof(float));
-      std::memcpy(values + place, qkv, kv_size * sizeof(float));
+      narrow_cells(keys + place, qkv - kv_size, kv_size);
+      narrow_cells(values + place, qkv, kv_size);
     }
     qkv += kv_size;
   }

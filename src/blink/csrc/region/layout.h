@@ -99,6 +99,7 @@ struct Geometry {
   FIELD(uint64_t, max_queue_age_ns);
   FIELD(uint64_t, stall_timeout_ns);
   FIELD(uint64_t, step_target_ns);         // of steps in which sequences decode; 0: chosen by size_step()
+  FIELD(uint64_t, patient_steps);          // of that kind in which prompts should be computed; 0: few, and bursts
   FIELD(uint64_t, urgent_tpot_target_ns);  // 0: none
   FIELD(uint64_t, tpot_target_ns);         // of sequences that ask for none of their own (pacing.h); 0: none
   FIELD(uint64_t, segment_ns);             // about the longest segment of a step

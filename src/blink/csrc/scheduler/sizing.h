@@ -60,13 +60,16 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const Geometry& g = s.geometry;
   const uint64_t decoding = has_costs(s) ? held_up_ns(s, rows, kv_tokens) : 0;
   if (decoding == 0) return g.max_num_batched_tokens;
-  const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_automatic = g.step_target_ns == 0 && !is_bound;
+  const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0,
+             has_bursts = g.step_target_ns == 0 && g.patient_steps == 0;
   uint64_t target = g.step_target_ns;
-  if (target == 0) target = most(decoding * 15 / 8, waiting > 0 ? cheapest_ns(s, rows, kv_tokens, decoding) : 0);
+  const bool may_hold_up = waiting > 0 && g.patient_steps == 0;
+  if (target == 0) target = most(decoding * 15 / 8, may_hold_up ? cheapest_ns(s, rows, kv_tokens, decoding) : 0);
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
   const uint32_t usual = fit_graph(s, rows + g.block_size, kv_tokens, target);
-  const bool is_burst = is_automatic && rows + ceil_div(waiting, kBurstSteps) > usual;
-  const uint32_t patience = is_bound ? kPatientUrgentSteps : kPatientSteps;
+  const bool is_burst = has_bursts && !is_bound && rows + ceil_div(waiting, kBurstSteps) > usual;
+  const uint32_t usually = g.patient_steps != 0 ? uint32_t(g.patient_steps) : kPatientSteps;
+  const uint32_t patience = is_bound ? most(kPatientUrgentSteps, usually) : usually;
   const uint32_t share = is_burst && take_burst(s) ? waiting : ceil_div(waiting, patience);
   return fit_graph(s, rows + most(g.block_size, share), kv_tokens, target);  // prompts always get ahead
 }

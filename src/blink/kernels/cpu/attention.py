@@ -21,7 +21,8 @@ from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 from blink.region.native import lib
 
-_LANES = 16  # floats of a head that the native code takes at a time
+NATIVE_CELLS = (torch.float32, torch.float16)  # types of a cache that native code takes with float32 queries
+_LANES, _MOST_HEAD_DIM = 16, 512  # floats of a head that the native code takes at a time, and at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,9 @@ def paged_attention(
 
 def _attend(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
-    is_wide = query.dtype == cache.dtype == torch.float32 and cache.cells.is_contiguous()
-    if group.num_queries == 1 and is_wide and not options.chunk and query.shape[2] % _LANES == 0 and is_in_use():
+    is_native = query.dtype == torch.float32 and cache.dtype in NATIVE_CELLS and cache.cells.is_contiguous()
+    is_native = is_native and query.shape[2] % _LANES == 0 and query.shape[2] <= _MOST_HEAD_DIM
+    if group.num_queries == 1 and is_native and not options.chunk and is_in_use():
         return attend_native(query, cache, group, options)
     return attend_torch(query, cache, group, options)
 
@@ -153,11 +155,12 @@ def attend_native(query: Tensor, cache: LayerCache, group: RowGroup, options: At
     assert group.blocks.dtype == torch.int32 and group.positions.dtype == torch.int64
     sinks = None if options.sinks is None else options.sinks.data_ptr()
     result, cells = torch.empty(num_rows, num_heads, head_dim), cache.cells
+    is_half = cells.dtype == torch.float16
     lib.blink_attend_rows(
-        query.data_ptr(), query.stride(0), cells.data_ptr(), cache.num_blocks * block_size, group.blocks.data_ptr(),
-        group.positions.data_ptr(), sinks, result.data_ptr(), num_rows, len(group.blocks) // num_rows, block_size,
-        kv_heads, num_heads // kv_heads, head_dim, options.window, options.scale_for(head_dim), options.softcap,
-        find_thread_pool(),
+        query.data_ptr(), query.stride(0), cells.data_ptr(), is_half, cache.num_blocks * block_size,
+        group.blocks.data_ptr(), group.positions.data_ptr(), sinks, result.data_ptr(), num_rows,
+        len(group.blocks) // num_rows, block_size, kv_heads, num_heads // kv_heads, head_dim, options.window,
+        options.scale_for(head_dim), options.softcap, find_thread_pool(),
     )  # fmt: skip
     return result
 
@@ -172,6 +175,8 @@ def attend_torch(query: Tensor, cache: LayerCache, group: RowGroup, options: Att
     if is_fp8:
         keys, values = keys.view(FP8).to(query.dtype), values.view(FP8).float()
         values = values.mul_(options.kv_scales.value).to(query.dtype)
+    elif cache.dtype != query.dtype:
+        keys, values = keys.to(query.dtype), values.to(query.dtype)
     per_row = query.view(group.num_rows, group.num_queries, -1, head_dim)
     keys, values = keys.transpose(1, 2), values.transpose(1, 2)
     mask = _mask_chunks(group, options.chunk, query.dtype)

@@ -2,7 +2,8 @@
 """Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/gguf.
 
 Weights become float32 in registers and activations are not rounded: a GEMM differs from that with the dequantized
-weight by the order of its sums alone. What a row gives does not depend on the other rows.
+weight by the order of its sums alone. What a row gives does not depend on the other rows. Prompts are the exception,
+where --cpu-prompt-gemm says so: kernels/prompt_rows.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.thread_pool import find_thread_pool
+from blink.kernels.prompt_rows import find_prompt_rows
 from blink.region.native import lib
 
 
@@ -31,6 +33,19 @@ class Isa(IntEnum):
     def is_here(self) -> bool:
         """Whether this machine has it."""
         return bool(lib.blink_has_gguf_kernels(self))
+
+
+class Bf16Isa(IntEnum):
+    """What multiplies in bfloat16; csrc/cpu/gguf/bf16.h."""
+
+    BEST = 0
+    PLAIN = 1  # the reference
+    AMX = 2
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it."""
+        return bool(lib.blink_has_bf16_kernel(self))
 
 
 def row_bytes(format: int, columns: int) -> int:
@@ -67,9 +82,19 @@ class GgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == torch.float32 and x.is_contiguous()
-        result = torch.empty(x.shape[0], self.shape[0])
-        lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), len(x), result.data_ptr(), find_thread_pool())
+        result, pool = torch.empty(x.shape[0], self.shape[0]), find_thread_pool()
+        first = find_prompt_rows(len(x))
+        if first < len(x):
+            self.multiply_rounded(x[first:], result[first:])
+        if first:
+            lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), first, result.data_ptr(), pool)
         return result
+
+    def multiply_rounded(self, x: Tensor, out: Tensor, isa: Bf16Isa = Bf16Isa.BEST) -> None:
+        """Write x @ weight.T to out, with both rounded to bfloat16 and sums in float32."""
+        assert x.dtype == torch.float32 and x.is_contiguous() and out.is_contiguous()
+        pool = find_thread_pool()
+        lib.blink_multiply_gguf_bf16(isa, self._address, x.data_ptr(), len(x), out.data_ptr(), pool)
 
     def dequantize(self) -> Tensor:
         """Return the weight as a tensor."""

@@ -11,7 +11,7 @@ from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import CpuAttentionPlan, RowGroup, gather, plan_attention
 from blink.kernels.cpu.rms_norm import rms_norm_torch
-from blink.kernels.cpu.rotary import rotate, round_cells
+from blink.kernels.cpu.rotary import narrow_cells, rotate, round_cells
 from blink.kernels.latent import AttendLatents, LatentKernels
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import Expansion, KvScales, LatentSizes
@@ -42,6 +42,8 @@ def _store(kept: Tensor, kv_slots: Tensor, cache: LayerCache, kv_scales: KvScale
     kept, places = kept[is_written], kv_slots[is_written].long()
     if cache.dtype == FP8:
         kept, cells = round_cells(kept, kv_scales.key), cells.view(torch.uint8)
+    elif cache.dtype != kept.dtype:
+        kept = narrow_cells(kept, cache.dtype)
     cells.view(-1, cache.head_dim).index_copy_(0, places, kept)
 
 
@@ -74,7 +76,7 @@ def attend(
 def _gather(cache: LayerCache, group: RowGroup, kv_scales: KvScales, dtype: torch.dtype) -> Tensor:
     """Return what a group's tokens keep [num_rows, keys, rank + rope]."""
     if cache.dtype != FP8:
-        return gather(cache.keys, group)[:, :, 0]
+        return gather(cache.keys, group)[:, :, 0].to(dtype)
     found = gather(cache.keys.view(torch.uint8), group)[:, :, 0].view(FP8)
     return found.float().mul_(kv_scales.key).to(dtype)
 

@@ -36,8 +36,9 @@ def moe(
             continue
         tokens, choices = (experts == chosen).nonzero(as_tuple=True)
         inner_bias, bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
-        inner = activate(_multiply(x[tokens], gate_up[expert], inner_bias), activation)
-        found = _multiply(inner, down[expert], bias)
+        matrices = (gate_up[expert], down[expert])  # pyright: ignore[reportIndexIssue] - GgufExperts are a GPU's
+        inner = activate(_multiply(x[tokens], matrices[0], inner_bias), activation)
+        found = _multiply(inner, matrices[1], bias)
         result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
     return result
 

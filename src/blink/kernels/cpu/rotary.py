@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from blink.formats.fp8 import FP8, FP8_MAX
+from blink.kernels.cpu.attention import NATIVE_CELLS
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import UNSCALED, HeadNorm, KvScales
@@ -22,20 +23,22 @@ def rotate_and_store(
     kv_scales: KvScales = UNSCALED,
 ) -> Tensor:
     """Compute rotate_and_store the fastest way that the operands permit."""
-    if head_norm is None and qkv.dtype == cache.dtype == torch.float32 and kv_slots.dtype == torch.int32:
+    is_native = qkv.dtype == torch.float32 and cache.dtype in NATIVE_CELLS and kv_slots.dtype == torch.int32
+    if head_norm is None and is_native:
         return rotate_and_store_native(qkv, rotation, kv_slots, cache)
     return rotate_and_store_torch(qkv, rotation, kv_slots, cache, head_norm, kv_scales)
 
 
 def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, cache: LayerCache) -> Tensor:
-    """Compute rotate_and_store of float32 in one pass, in place."""
+    """Compute rotate_and_store of float32 in one pass, in place; the cache has float32 or float16."""
     assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and cache.cells.is_contiguous()
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q = heads.shape[1] - 2 * kv_heads
+    is_half = cache.dtype == torch.float16
     lib.blink_rotate_and_store(
-        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(),
-        cache.keys.data_ptr(), cache.values.data_ptr(), qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
+        qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr(),
+        is_half, qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
     )  # fmt: skip
     return heads[:, :num_q]
 
@@ -100,9 +103,17 @@ def store(keys: Tensor, values: Tensor, kv_slots: Tensor, cache: LayerCache, kv_
     if cache.dtype == FP8:
         cells = cells.view(torch.uint8)  # which every version of PyTorch can copy by index
         keys, values = round_cells(keys, kv_scales.key), round_cells(values, kv_scales.value)
+    elif cache.dtype != keys.dtype:
+        keys, values = narrow_cells(keys, cache.dtype), narrow_cells(values, cache.dtype)
     slots = cells.flatten(1, 2)
     slots[0].index_copy_(0, places, keys)
     slots[1].index_copy_(0, places, values)
+
+
+def narrow_cells(cells: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return keys or values in the 16 bits of a cache; what is too large becomes its largest number."""
+    most = torch.finfo(dtype).max
+    return cells.clamp(-most, most).to(dtype)
 
 
 def round_cells(cells: Tensor, scale: float) -> Tensor:

@@ -7,12 +7,12 @@ import logging
 import threading
 from collections.abc import Callable
 
-from blink.config import RdmaConfig
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.rdma.ends import open_link
 from blink.link.rdma.handshake import confirm, negotiate, parse_place, read_token
 from blink.link.rdma.link import RdmaLink
 from blink.link.rdma.message import Lines, connect
+from blink.rdma_config import RdmaConfig
 
 logger = logging.getLogger(__name__)
 

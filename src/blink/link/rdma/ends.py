@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from blink.config import RdmaConfig
 from blink.link.rdma.link import RdmaLink
 from blink.link.rdma.message import Lines, Message, RemoteMemory
 from blink.link.rdma.nixl_link import NixlEnd, NixlLink
 from blink.link.rdma.verbs import Device, VerbsEnd
 from blink.link.rdma.verbs_link import VerbsLink
+from blink.rdma_config import RdmaConfig
 
 
 class EngineEnd(Protocol):

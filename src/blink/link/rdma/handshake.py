@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from blink.config import RdmaConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, LayoutMismatchError
 from blink.link.rdma.message import (
     HandshakeError,
@@ -31,6 +30,7 @@ from blink.link.rdma.message import (
     struct_from_message,
     struct_to_message,
 )
+from blink.rdma_config import RdmaConfig
 from blink.region.layout import DIGEST
 
 VERSION = 2

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gguf
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +87,7 @@ class GgufCheckpoint:
     def __init__(self, path: Path, spec: ModelSpec, keep: KeepBlocks | None = None) -> None:
         """Open a file; keep: makes weights of matrices that stay quantised where there are kernels; None: none do."""
         self._file = GgufFile(path)
+        self._file.prefetch()
         self._keep = keep
         self._places = GgufPlaces(self._file, spec)
         self.num_drafts = self._places.count_drafts()
@@ -182,8 +185,7 @@ class GgufCheckpoint:
         """Return matrices as stored."""
         parts: list[GgufRows] = []
         for place in places:
-            # A copy: a file that is mapped may shrink, which would end the process.
-            rows = torch.from_numpy(self._file.read_rows(place.stored, place.expert).copy())
+            rows = _view_stored(self._file.read_rows(place.stored, place.expert))
             parts.append(GgufRows(int(self._file.tensors[place.stored].kind), _reorder(rows, place)))
         return parts
 
@@ -192,6 +194,13 @@ class GgufCheckpoint:
         for name, tensor in self._file.tensors.items():
             for entry in range(tensor.shape[0]) if len(tensor.shape) > 2 else (None,):
                 yield name, torch.from_numpy(self._file.read_tensor(name, entry))
+
+
+def _view_stored(rows: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Return rows where the file is mapped: they take no memory of the process. Nothing may write to them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of what is read-only
+        return torch.from_numpy(rows)
 
 
 def _can_stay(tensor: GgufTensor, place: Place, keep: KeepBlocks) -> bool:

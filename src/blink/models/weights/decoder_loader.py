@@ -85,7 +85,7 @@ class DecoderLoader:
         elif not spec.tie_embeddings and spec.pooling is None:
             lm_head = self._tensors.load_matrix({"lm_head": len(spec.vocab_part)}, spec.hidden_size)
         inputs = load_layer_inputs(self._tensors, spec, self._table_device)
-        kv_dtype = FP8 if self._kv_scales else None
+        kv_dtype = FP8 if self._kv_scales else self._target.kv_dtype
         classifier = None if spec.pooling is None else self._load_classifier(spec.pooling, embedding)
         return Decoder(spec, embedding, layers, norm, lm_head, kv_dtype, positions, inputs, classifier)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from mmap import mmap
+from mmap import MADV_WILLNEED, mmap
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ class GgufFile:
         if end > len(data):
             raise ConfigError(f"{path} is cut off: {len(data)} of at least {end} bytes; download it again.")
         return metadata, tensors
+
+    def prefetch(self) -> None:
+        """Let the kernel read the files from the disk while other things are prepared."""
+        for part in self._parts:
+            part.madvise(MADV_WILLNEED)
 
     def read_tensor(self, name: str, index: int | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return a tensor, or only entry `index` of its first dimension, as float32, dequantised where needed."""

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from blink.config import FITTING_LENGTH, KV_CACHE_DTYPES, ModelConfig, parse_object
 from blink.errors import ConfigError
+from blink.formats.fp8 import FP8
 from blink.formats.gguf_experts import pack_experts
 from blink.formats.schemes import FormatId
 from blink.kernels.gpu.attention import heads
@@ -149,13 +150,13 @@ def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
     if device.type == "cuda":
         _check_heads(spec)
     table_device = choose_table_device(config.per_layer_embeddings, spec, device, dtype)
-    has_fp8_cache = _has_fp8_cache(config, device, dtype)
+    kv_dtype = _choose_kv_dtype(config, device, dtype)
     checkpoint = _open_checkpoint(path, spec, config, device, dtype)
     kv_scales: list[KvScales] = []
-    if has_fp8_cache:
+    if kv_dtype == FP8:
         is_stored = find_format(path, config.load_format) == "safetensors"
         kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
-    return ModelSource(config, spec, WeightTarget(device, dtype, int), checkpoint, kv_scales, table_device)
+    return ModelSource(config, spec, WeightTarget(device, dtype, int, kv_dtype), checkpoint, kv_scales, table_device)
 
 
 def _check_heads(spec: ModelSpec) -> None:
@@ -175,8 +176,8 @@ def _refuse_heads(attention: Attention) -> str | None:
     return sizes.refuses(attention.latent.rank, attention.latent.rope)
 
 
-def _has_fp8_cache(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether keys and values are to be kept in FP8.
+def _choose_kv_dtype(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of keys and values: a CPU keeps them in 16 bits unless `--dtype` asks for another.
 
     Raises:
         ConfigError: the option has no such value, or the device cannot.
@@ -184,17 +185,20 @@ def _has_fp8_cache(config: ModelConfig, device: torch.device, dtype: torch.dtype
     name = config.kv_cache_dtype
     if name not in KV_CACHE_DTYPES:
         raise ConfigError(f"--kv-cache-dtype {name} is not supported; use {', '.join(KV_CACHE_DTYPES)}.")
+    is_chosen = name == "float16" or (name == "auto" and config.dtype == "auto")
+    if device.type == "cpu" and dtype == torch.float32 and is_chosen:
+        return torch.float16
     if name in _DTYPES and _DTYPES[name] != dtype:
         raise ConfigError(
             f"--kv-cache-dtype {name}: keys and values have the compute type or FP8; give --dtype {name}."
         )
     if name == "auto" or name in _DTYPES:
-        return False
+        return dtype
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _FP8_GPU:
         raise ConfigError(
             f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or later (Ada, Hopper): leave it out."
         )
-    return True
+    return FP8
 
 
 def _limit_length(spec: ModelSpec, max_model_len: int) -> ModelSpec:

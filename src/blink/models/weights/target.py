@@ -26,6 +26,7 @@ class WeightTarget:
     device: torch.device
     dtype: torch.dtype
     advance: Callable[[int], object]
+    kv_dtype: torch.dtype | None = None  # of keys and values; None: the weights'
 
     def allocate(self, *shape: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
         """Allocate one weight; device: where, if not with the others.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 
 _ELEMENTS = {
     "%s": r"(?P<name>[\w.-]{1,256})",  # of a function
@@ -33,9 +34,16 @@ class Shapes:
     """
 
     def __init__(self, templates: Sequence[str]) -> None:
-        parts = [_TEMPLATE.findall(template) for template in templates]
-        self._whole = [re.compile(_whole(each)) for each in parts]
-        self._begun = [re.compile(_begun(each)) for each in parts]
+        self._templates = templates
+
+    # Compiled when they are needed: a process has the formats of all models, and reads that of one.
+    @cached_property
+    def _whole(self) -> list[re.Pattern[str]]:
+        return [re.compile(_whole(_TEMPLATE.findall(template))) for template in self._templates]
+
+    @cached_property
+    def _begun(self) -> list[re.Pattern[str]]:
+        return [re.compile(_begun(_TEMPLATE.findall(template))) for template in self._templates]
 
     def match(self, text: str, place: int = 0) -> re.Match[str] | None:
         """Return the structure that stands at a place, None if there is none."""

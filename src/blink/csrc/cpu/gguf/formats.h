@@ -6,9 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/cells.h"
 #include "cpu/gguf/kernels.h"
-
-#define BLINK_INLINE __attribute__((always_inline)) inline
 
 namespace blink {
 

@@ -30,6 +30,22 @@ struct GgufKernels {
   void (*dequantize)(const GgufRows&, uint32_t columns, float* out);
 };
 
+// The same with x in bfloat16 and the weight rounded to it, and sums in float32. x has zeros behind its last row up to
+// a multiple of 32 rows, and columns are a multiple of 32.
+struct Bf16Matmul {
+  GgufRows weight;
+  uint32_t columns, x_rows;
+  const uint16_t* x;
+  float* out;
+  uint64_t out_stride;
+};
+using MultiplyBf16 = void (*)(const Bf16Matmul&);
+
+// Null where the processor or the build lacks it.
+MultiplyBf16 amx_bf16_kernel();
+// The reference.
+MultiplyBf16 plain_bf16_kernel();
+
 // Null where the library was built for another processor.
 const GgufKernels* avx512_gguf_kernels();
 const GgufKernels* avx2_gguf_kernels();

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block kernels for processors of which nothing is known: vectors of four, as every compiler makes them.
+#include <vector>
+
+#include "cpu/gguf/bf16.h"
 #include "cpu/gguf/tiles.h"
 
 namespace blink {
@@ -39,7 +42,24 @@ struct Plain {
   static BLINK_INLINE float sum(Float values) { return (values[0] + values[2]) + (values[1] + values[3]); }
 };
 
+void multiply_bf16(const Bf16Matmul& p) {
+  const uint64_t row_bytes = p.columns / block_size(p.weight.format).values * block_size(p.weight.format).bytes;
+  std::vector<float> weight(p.columns);
+  for (uint64_t row = 0; row < p.weight.rows; ++row) {
+    dequantize_gguf<Plain>({p.weight.blocks + row * row_bytes, p.weight.format, 1}, p.columns, weight.data());
+    for (float& value : weight) value = widen_bf16(round_bf16(value));
+    for (uint64_t i = 0; i < p.x_rows; ++i) {
+      const uint16_t* x = p.x + i * p.columns;
+      double sum = 0;
+      for (uint32_t column = 0; column < p.columns; ++column) sum += double(weight[column]) * widen_bf16(x[column]);
+      p.out[i * p.out_stride + row] = float(sum);
+    }
+  }
+}
+
 }  // namespace
+
+MultiplyBf16 plain_bf16_kernel() { return multiply_bf16; }
 
 const GgufKernels* plain_gguf_kernels() { return &kGgufKernels<Plain>; }
 

@@ -36,14 +36,21 @@ inline const GgufKernels* find_gguf_kernels(Isa isa) {
   return found;
 }
 
-constexpr uint64_t kChunkBytes = 16384;
+constexpr uint64_t kChunkBytes = 16384, kTile = 4;
+
+inline uint64_t count_rows(const GgufWeight& weight) {
+  uint64_t rows = 0;
+  for (uint64_t i = 0; i < weight.num_parts; ++i) rows += weight.parts()[i].rows;
+  return rows;
+}
 
 // Call work(some rows of a part, how many rows of the weight lie before them) for all, about kChunkBytes at a time:
-// many more than there are threads, so that one that is disturbed takes fewer of them.
+// many more than there are threads, so that one that is disturbed takes fewer of them. tile: rows that should not be
+// parted.
 template <class Work>
-void share_rows(const GgufWeight& weight, ThreadPool& pool, const Work& work) {
+void share_rows(const GgufWeight& weight, ThreadPool& pool, uint64_t tile, const Work& work) {
   const auto chunk_rows = [&](const GgufRows& part) {
-    return (kChunkBytes / weight.row_bytes(part) + 4) / 4 * 4;  // whole tiles
+    return (kChunkBytes / weight.row_bytes(part) + tile) / tile * tile;
   };
   uint64_t chunks = 0;
   for (uint64_t i = 0; i < weight.num_parts; ++i) {
@@ -66,15 +73,14 @@ void share_rows(const GgufWeight& weight, ThreadPool& pool, const Work& work) {
 // out [x_rows, rows of the weight] = x [x_rows, columns] times the weight's transpose.
 inline void multiply(const GgufKernels& kernels, const GgufWeight& weight, const float* x, uint32_t x_rows, float* out,
                      ThreadPool& pool) {
-  uint64_t rows = 0;
-  for (uint64_t i = 0; i < weight.num_parts; ++i) rows += weight.parts()[i].rows;
-  share_rows(weight, pool, [&](const GgufRows& part, uint64_t first) {
+  const uint64_t rows = count_rows(weight);
+  share_rows(weight, pool, kTile, [&](const GgufRows& part, uint64_t first) {
     kernels.multiply({part, uint32_t(weight.columns), x_rows, x, out + first, rows});
   });
 }
 
 inline void dequantize(const GgufKernels& kernels, const GgufWeight& weight, float* out, ThreadPool& pool) {
-  share_rows(weight, pool, [&](const GgufRows& part, uint64_t first) {
+  share_rows(weight, pool, kTile, [&](const GgufRows& part, uint64_t first) {
     kernels.dequantize(part, uint32_t(weight.columns), out + first * weight.columns);
   });
 }

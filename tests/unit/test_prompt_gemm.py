@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMMs of prompts in bfloat16: against rounded operands, and only for the rows that may round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from torch import Tensor
+
+from blink.config import EngineConfig
+from blink.engine import cpu as engine
+from blink.errors import ConfigError
+from blink.formats.gguf import GgufRows
+from blink.kernels.cpu.gguf_weight import Bf16Isa, GgufWeight
+from blink.kernels.prompt_rows import LEAST_ROWS, expect_rows, find_prompt_rows
+from gguf_blocks import KINDS, dequantize, make_blocks
+
+Kind = gguf.GGMLQuantizationType
+HERE = [isa for isa in (Bf16Isa.PLAIN, Bf16Isa.AMX) if isa.is_here]
+
+
+def multiply(weight: GgufWeight, x: Tensor, isa: Bf16Isa) -> Tensor:
+    out = torch.full((len(x), weight.shape[0]), torch.nan)
+    weight.multiply_rounded(x, out, isa)
+    return out
+
+
+@pytest.mark.parametrize("isa", HERE)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_products_are_those_of_rounded_operands(kind: Kind, isa: Bf16Isa) -> None:
+    """Two parts, the first of which ends within a tile; numbers of rows that fill no tile, one, and some of several."""
+    step = gguf.GGML_QUANT_SIZES[kind][0]
+    torch.manual_seed(50)
+    for columns, sizes in ((step, (1, 40)), (3 * step, (67, 33))):
+        blocks = [make_blocks(kind, rows, columns, rows) for rows in sizes]
+        weight = GgufWeight([GgufRows(int(kind), torch.from_numpy(each)) for each in blocks], columns)
+        rounded = torch.cat([dequantize(each, kind) for each in blocks]).bfloat16().double()
+        for rows in (1, 16, 31, 32, 33, 70):
+            x = torch.randn(rows, columns)
+            exact = x.bfloat16().double() @ rounded.T
+            terms = x.bfloat16().double().abs() @ rounded.abs().T
+            assert ((multiply(weight, x, isa).double() - exact).abs() <= 1e-6 * terms + 1e-30).all()
+
+
+def test_decode_rows_are_never_rounded() -> None:
+    """Rows of a step before its prompts have the bits that they have alone, and others of such a number too."""
+    torch.manual_seed(51)
+    weight = GgufWeight([GgufRows(int(Kind.Q8_0), torch.from_numpy(make_blocks(Kind.Q8_0, 70, 64)))], 64)
+    x = torch.randn(LEAST_ROWS + 3, 64)
+    exact = weight.multiply(x)
+    if not Bf16Isa.BEST.is_here:  # what rounds is not here, which the engine refuses
+        return
+    expect_rows(len(x), 3)
+    try:
+        found, of_fewer = weight.multiply(x), weight.multiply(x[:5])
+        assert torch.equal(found[:3], exact[:3])
+        assert torch.equal(found[3:], multiply(weight, x[3:].contiguous(), Bf16Isa.BEST))
+        assert torch.equal(of_fewer, exact[:5])
+        assert not torch.equal(found[3:], exact[3:])
+    finally:
+        expect_rows(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "first", "rows", "found"),
+    [(40, 8, 40, 8), (40, 9, 40, 40), (40, 0, 40, 0), (40, 0, 39, 39), (300, 300, 300, 300), (0, 0, 0, 0)],
+)
+def test_prompts_of_32_tokens_and_more_are_rounded(tokens: int, first: int, rows: int, found: int) -> None:
+    expect_rows(tokens, first)
+    try:
+        assert find_prompt_rows(rows) == found
+    finally:
+        expect_rows(0, 0)
+
+
+@pytest.mark.parametrize("options", [{"deterministic": True}, {"tensor_parallel_size": 2}])
+def test_rounding_is_refused_with_what_compares_bits(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="--cpu-prompt-gemm bfloat16 goes neither"):
+        engine._check_prompt_gemm(EngineConfig(cpu_prompt_gemm="bfloat16", **options))
+
+
+def test_rounding_is_refused_without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bf16Isa, "is_here", False)
+    engine._check_prompt_gemm(EngineConfig())
+    with pytest.raises(ConfigError, match="needs a processor with AMX"):
+        engine._check_prompt_gemm(EngineConfig(cpu_prompt_gemm="bfloat16"))
