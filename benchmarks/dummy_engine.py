@@ -26,11 +26,13 @@ def run_engine(
     device: str,
     num_blocks: int,
     max_num_seqs: int = _MAX_NUM_SEQS,
+    ranks: int = 1,
     create: Callable[[EngineConfig], Engine] = create_engine,
 ) -> Iterator[tuple[EngineClient, str]]:
     """Serve a model without a prefix cache, whose decoding steps no prefill preempts; yield a client and the region.
 
-    num_blocks: of the KV cache; 0: as many as there is memory for; create: makes the engine.
+    num_blocks: of the KV cache; 0: as many as there is memory for; ranks: that share the model; create: makes the
+    engine.
     """
     region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
     config = EngineConfig(
@@ -39,6 +41,7 @@ def run_engine(
         device=device,
         num_gpu_blocks_override=num_blocks,
         max_num_seqs=max_num_seqs,
+        tensor_parallel_size=ranks,
         enable_prefix_caching=False,
         overtake_share=0.0,
     )

@@ -39,6 +39,7 @@ class Names:
 
     norm_shift = 0.0
     keeps_groups = False
+    matrices = None
     stored_rows: GgufCheckpoint | None = None
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 
 The client drives a queue pair directly; token times are the engine's. Decoding alone is measured: all prompts are done
 before, and beside each time stand the bytes that a step reads, and the power and the clock of the GPU if its driver
-says: a GPU at its limit of power lowers its clock. The scheduler's time from the end of a step to the launch of the
-next is read from its trace ring.
+says: a GPU at its limit of power lowers its clock. With several ranks all these are of one. The scheduler's time from
+the end of a step to the launch of the next is read from its trace ring.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ from dummy_engine import run_engine
 from gauge import Gauge
 from step_bytes import cache_bytes, gguf_bytes, weight_bytes
 
-from blink.config import ModelConfig
+from blink.config import EngineConfig, ModelConfig
+from blink.engine.base import Engine
+from blink.engine.boot import create_engine
 from blink.errors import BlinkError
 from blink.link.client import EngineClient
 from blink.models.spec import ModelSpec
@@ -119,7 +122,9 @@ def measure(
         weights = gguf_bytes(options.model, spec, rows, itemsize)
     else:
         weights = weight_bytes(spec, rows, itemsize, options.quantization)
-    kv = cache_bytes(spec, rows, window.context, itemsize if options.kv_cache_dtype == "auto" else 1)
+    ranks = options.tensor_parallel_size  # each reads about its part
+    weights /= ranks
+    kv = cache_bytes(spec, rows, window.context, itemsize if options.kv_cache_dtype == "auto" else 1) / ranks
     return {
         "tpot_ms": window.tpot_ms,
         "context": window.context,
@@ -173,11 +178,25 @@ def make_model(options: argparse.Namespace) -> ModelConfig:
     )
 
 
+def find_engine(device: str) -> Callable[[EngineConfig], Engine]:
+    """Return what makes the engine of a device, whatever a server would refuse."""
+    if device == "cpu":
+        return create_engine
+    from blink.engine import gpu_group
+    from blink.engine.gpu import GpuEngine
+
+    gpu_group.refuse_untried = lambda *_: None
+    return GpuEngine
+
+
 def main() -> None:
-    options = make_parser(__doc__).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="as the server's option")
+    options = parser.parse_args()
     spec, model = read_spec(options.model), make_model(options)
     sizes = {"num_blocks": options.num_blocks, "max_num_seqs": options.max_num_seqs}
-    with run_engine(model, device=options.device, **sizes) as (client, region):
+    sizes["ranks"] = options.tensor_parallel_size
+    with run_engine(model, device=options.device, create=find_engine(options.device), **sizes) as (client, region):
         run_batch(client, 1, options)
         results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
     report(results, options)

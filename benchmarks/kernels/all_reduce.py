@@ -3,6 +3,9 @@
 # pyright: reportAttributeAccessIssue=false
 """Times the all-reduce of two GPUs in the shapes of a model: alone, with residual and norm, against that norm and NCCL.
 
+The sum is timed in one shot (all to all, in lines) and in two (parts, then all parts); kernels/gpu/comm/boxes.py says
+from which size on a model takes two. With residual and norm it takes what a model does.
+
 python benchmarks/kernels/all_reduce.py [--hidden 4096]
 """
 
@@ -20,7 +23,7 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from blink.kernels.gpu.comm.all_reduce import GpuRanks
-from blink.kernels.gpu.comm.boxes import Boxes
+from blink.kernels.gpu.comm.boxes import ONE_SHOT_BYTES, Boxes
 from blink.kernels.gpu.launch import check
 from blink.kernels.gpu.rms_norm import rms_norm
 
@@ -37,31 +40,35 @@ def main() -> None:
     if torch.cuda.device_count() < 2:
         raise SystemExit("two GPUs are needed")
     devices = [torch.device("cuda", index) for index in range(2)]
-    boxes = Boxes(devices, max(_ROWS) * hidden * 2)
+    boxes = Boxes(devices, max(_ROWS) * hidden * 2, max(_ROWS) * hidden * 2)
     ranks = [GpuRanks(boxes, rank, (0, 1, 2)) for rank in range(2)]
-    print(f"{'rows':>5} {'KB':>6} {'sum us':>8} {'+norm us':>9} {'norm us':>8} {'NCCL us':>8}")
+    print(f"{'rows':>5} {'KB':>6} {'one us':>8} {'two us':>8} {'+norm us':>9} {'norm us':>8} {'NCCL us':>8}")
     answers = multiprocessing.get_context("spawn").SimpleQueue()
     spawn(run_nccl, (hidden, answers), nprocs=2)
     for rows in _ROWS:
         found = time_ours(ranks, devices, rows, hidden)
         nccl = answers.get()
-        print(f"{rows:5} {rows * hidden * 2 // 1024:6} {found[0]:8.2f} {found[1]:9.2f} {found[2]:8.2f} {nccl:8.2f}")
+        shown = "".join(f"{one:{width}.2f}" for one, width in zip(found, (9, 9, 10, 9), strict=True))
+        print(f"{rows:5} {rows * hidden * 2 // 1024:6}{shown} {nccl:8.2f}")
 
 
 def time_ours(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hidden: int) -> list[float]:
-    """Return the times of the sum, the sum with residual and norm, and residual and norm alone."""
+    """Return the times of the sum in one and in two shots, with residual and norm, and of residual and norm alone."""
     parts, residuals, weights = [], [], []
     for device in devices:
         parts.append(torch.randn(rows, hidden, device=device).bfloat16())
         residuals.append(torch.zeros_like(parts[-1]))
         weights.append(torch.ones(hidden, device=device).bfloat16())
-    calls: tuple[Callable[[int], Tensor], ...] = (
-        lambda rank: ranks[rank].add(parts[rank]),
-        lambda rank: ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS),
-        lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank]),
+    calls: tuple[tuple[int, Callable[[int], Tensor]], ...] = (
+        (parts[0].nbytes, lambda rank: ranks[rank].add(parts[rank])),
+        (0, lambda rank: ranks[rank].add(parts[rank])),
+        (ONE_SHOT_BYTES, lambda rank: ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS)),
+        (ONE_SHOT_BYTES, lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank])),
     )
     found = []
-    for call in calls:
+    for most, call in calls:
+        for end in ranks:
+            end.one_shot_bytes = most
         graphs = [capture(ranks[rank], device, call) for rank, device in enumerate(devices)]
         found.append(time_graphs(graphs))
         if any(lost >= 0 for lost in ranks[0].boxes.read_lost()):

@@ -16,6 +16,7 @@ from blink.speculation import Speculation, read_speculation
 
 KEY_VARIABLES = ("BLINK_API_KEY", "VLLM_API_KEY")  # each holds an API key
 FITTING_LENGTH = -1  # of --max-model-len: as many tokens as the KV cache has room for
+FITTING_RANKS = 0  # of --tensor-parallel-size: as few GPUs as hold the model
 MAX_TPOT_TARGET_MS = 10_000  # as csrc/region/layout.h has it
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "bfloat16", "float16")
 
@@ -121,7 +122,9 @@ class EngineConfig:
     max_num_batched_tokens: int = option(
         0, "tokens of one step, prompt chunks included; 0: 2048 on GPU, 256 on CPU, or --max-num-seqs if that is more"
     )
-    tensor_parallel_size: int = option(1, "ranks that share each layer's heads, experts and MLP; on the CPU threads")
+    tensor_parallel_size: int = option(
+        1, "ranks that share each layer; on CPU threads; auto: as few GPUs as it fits", words={"auto": FITTING_RANKS}
+    )
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
     kv_cache_memory_bytes: int = option(0, "KV cache size; 0: 512 MiB on CPU, from --gpu-memory-utilization on GPU")
@@ -180,7 +183,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
-        require(self, "tensor_parallel_size", 1, 64)
+        require(self, "tensor_parallel_size", FITTING_RANKS, 64)
         _ = self.speculation, self.kv_events  # which say what is wrong with them
         names = "max_num_batched_tokens num_gpu_blocks_override kv_cache_memory_bytes prompt_arena_bytes cpu_threads"
         for name in names.split():

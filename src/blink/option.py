@@ -11,7 +11,10 @@ from blink.errors import ConfigError
 
 
 def option(default: Any, text: str, **extra: Any) -> Any:
-    """Declare a field with its help text; `extra` may hold `choices`, `metavar` or `flag` for the command line."""
+    """Declare a field with its help text.
+
+    `extra` may hold `choices`, `metavar`, `flag` or `words` for the command line; words: numbers by their names.
+    """
     return field(default=default, metadata={"help": text, **extra})
 
 

@@ -167,6 +167,11 @@ def test_offline_batch() -> None:
     assert "Paris" in answers[0]["text"]
 
 
+def test_tensor_parallel() -> None:
+    printed = run_example("tensor_parallel.py")
+    assert printed.count(", as one rank") == 3 and "Paris" in printed
+
+
 def test_data_parallel(tiny_server: Frontend) -> None:
     printed = run_example("data_parallel.py", url=tiny_server.url)
     turns = re.findall(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-ROOM = 1 << 22  # bytes of an exchange
+ROOM = 1 << 24  # bytes of an exchange
 COLUMNS = [0, 40, 71]  # of the two ranks' parts
 EPS = 1e-5
 
@@ -31,7 +32,7 @@ class Group:
         from blink.kernels.gpu.comm.boxes import Boxes
 
         self.devices = [torch.device("cuda", index) for index in range(2)]
-        self.boxes = Boxes(self.devices, ROOM)
+        self.boxes = Boxes(self.devices, ROOM, ROOM)
         self.ranks = [GpuRanks(self.boxes, rank, COLUMNS) for rank in range(2)]
         self.failed = [torch.zeros(1, dtype=torch.int32, device=device) for device in self.devices]
 
@@ -49,6 +50,11 @@ class Group:
                 found.append(call(rank))
         return found
 
+    def send_lines_up_to(self, num_bytes: int) -> None:
+        """Take two shots for larger sums."""
+        for end in self.ranks:
+            end.one_shot_bytes = num_bytes
+
     def end_step(self) -> None:
         for rank, end in enumerate(self.ranks):
             with torch.cuda.device(self.devices[rank]):
@@ -65,6 +71,14 @@ def group() -> Group:
     group = Group()
     group.end_step()  # compiles it
     return group
+
+
+@pytest.fixture(autouse=True)
+def _usual(request: pytest.FixtureRequest) -> None:
+    if "group" in request.fixturenames:
+        from blink.kernels.gpu.comm.boxes import ONE_SHOT_BYTES
+
+        request.getfixturevalue("group").send_lines_up_to(ONE_SHOT_BYTES)
 
 
 def draw(group: Group, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -87,10 +101,25 @@ def test_all_ranks_have_the_bits_of_the_sum_in_their_order(
     assert group.boxes.read_lost() == [-1, -1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 1), (3, 37), (1, 2049), (333, 1111), (1, 131073), (1024, 4096)], ids=str)
+def test_two_shots_give_the_bits_of_one(group: Group, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    for step in range(2):
+        parts = draw(group, shape, dtype, step)
+        sums = []
+        for most in (0, ROOM, 0):
+            group.send_lines_up_to(most)
+            sums += group.run(lambda rank, parts=parts: group.ranks[rank].add(parts[rank]))
+        expected = parts[0].cpu() + parts[1].cpu()
+        assert all(torch.equal(one.cpu(), expected) for one in sums)
+        group.end_step()
+    assert group.boxes.read_lost() == [-1, -1]
+
+
 @pytest.mark.parametrize(("dtype", "of_norm"), [
     (torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32),
 ])  # fmt: skip
-@pytest.mark.parametrize("shape", [(1, 4096), (9, 2560), (256, 512), (2, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 4096), (9, 2560), (256, 512), (2, 64), (300, 2048)], ids=str)
 def test_the_sum_is_added_to_the_residual_and_normalised(
     group: Group, shape: tuple[int, int], dtype: torch.dtype, of_norm: torch.dtype
 ) -> None:
@@ -127,7 +156,8 @@ def test_the_first_rank_gets_all_columns(group: Group, rows: int, dtype: torch.d
     group.end_step()
 
 
-def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
+@pytest.mark.parametrize("kinds", [(ROOM,), (0,), (ROOM, 0), (ROOM, 0, 0)], ids=["one", "two", "turns", "mixed"])
+def test_many_exchanges_in_graphs_are_all_right(group: Group, kinds: tuple[int, ...]) -> None:
     """Graphs run without a wait of the host: the ranks alone keep each other in step. All exchanges differ."""
     num_exchanges, num_steps = 40, 200
     base = torch.arange(4 * 1024).float().view(4, 1024)
@@ -135,7 +165,8 @@ def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
     wanted = [(2 * base + 1).to(device) for device in group.devices]
     wrong = [torch.zeros(1, dtype=torch.int64, device=device) for device in group.devices]
 
-    def exchange(rank: int) -> Tensor:
+    def exchange(rank: int, most: int) -> Tensor:
+        group.ranks[rank].one_shot_bytes = most
         total = group.ranks[rank].add(parts[rank])
         wrong[rank].add_((total != wanted[rank]).sum())
         parts[rank].add_(rank + 1)
@@ -143,8 +174,8 @@ def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
         return total
 
     def run_step(rank: int) -> None:
-        for _ in range(num_exchanges):
-            exchange(rank)
+        for _, most in zip(range(num_exchanges), itertools.cycle(kinds), strict=False):
+            exchange(rank, most)
         group.ranks[rank].end_step(group.failed[rank])
 
     group.run(lambda rank: group.ranks[rank].add(parts[rank]))
@@ -152,7 +183,8 @@ def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
     for rank, device in enumerate(group.devices):  # loads the code of all kernels
         group.ranks[rank].is_alone = True
         with torch.cuda.device(device):
-            exchange(rank)
+            for most in set(kinds):
+                exchange(rank, most)
         group.ranks[rank].is_alone = False
         wrong[rank].zero_()
     group.synchronize()
@@ -164,13 +196,15 @@ def test_many_exchanges_in_graphs_are_all_right(group: Group) -> None:
     group.synchronize()
     assert group.boxes.read_lost() == [-1, -1]
     assert [int(one) for one in wrong] == [0, 0]
-    assert float(wanted[0][0, 0]) == 1 + 3 * (num_exchanges * num_steps + 1)
+    assert float(wanted[0][0, 0]) == 1 + 3 * (num_exchanges * num_steps + len(set(kinds)))
 
 
-def test_a_rank_that_does_not_come_is_named() -> None:
+@pytest.mark.parametrize("most", [ROOM, 0], ids=["one", "two"])
+def test_a_rank_that_does_not_come_is_named(most: int) -> None:
     from blink.region.layout import CONSTANTS
 
     group = Group()
+    group.send_lines_up_to(most)
     parts = draw(group, (8, 1024), torch.float32, 6)
     start = time.monotonic()
     group.run(lambda rank: group.ranks[rank].add(parts[rank]), ranks=(0,))

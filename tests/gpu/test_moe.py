@@ -152,6 +152,23 @@ def test_experts_in_4_bits_and_blocks_equal_the_reference(kind: str, dtype: torc
     assert_equals_reference(3, PACKED_SHAPES[kind], device, dtype=dtype, kind=kind, num_padding=2, top_k=2)
 
 
+@pytest.mark.parametrize("renormalize", [False, True])
+@pytest.mark.parametrize("num_tokens", [3, 140])
+def test_some_of_the_experts_add_their_part(num_tokens: int, renormalize: bool, device: torch.device) -> None:
+    """As a rank has them; the router chooses among all."""
+    generator = torch.Generator().manual_seed(9)
+    shapes = (num_tokens, 32), (5, 32, 32), (5, 32, 16)
+    x, gate_up, down = (torch.randn(shape, generator=generator) / 4 for shape in shapes)
+    logits, top_k = make_logits(num_tokens, 5, torch.float32), 3
+    count = torch.tensor([num_tokens], dtype=torch.int32)
+    for own in (slice(0, 2), slice(2, 5)):
+        first, parts = own.start, (x, logits, gate_up[own], down[own])
+        expected = cpu.moe(*parts, top_k=top_k, renormalize=renormalize, first=first)
+        inputs = [part.to(device) for part in (*parts, count)]
+        found = gpu_moe.moe(*inputs, top_k=top_k, renormalize=renormalize, first=first)
+        torch.testing.assert_close(found.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_padding_is_not_routed_and_becomes_zero(device: torch.device) -> None:
     assert_equals_reference(5, (8, 32, 32), device, num_padding=60)
 

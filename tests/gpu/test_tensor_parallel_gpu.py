@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 
-from blink import SamplingParams
-from blink.engine import boot
+from blink import LLM, SamplingParams
+from blink.engine import boot, gpu_group
 from blink.link.client import EngineClient
+from blink.models.weights.source import read_spec
 from blink.region.layout import CqeKind
+from embeddings_check import check_embeddings
 from engine_process import connect, run_engine_process, stopped
-from model_families import check, generate, make_prompts, save_model
+from gguf_conversion import convert
+from model_families import MXFP4, check, generate, make_prompts, save_model, scores_of
+from quantized_checkpoints import write_checkpoints
 from triton_interpreter import IS_INTERPRETED
 
 pytestmark = [
@@ -25,26 +31,75 @@ pytestmark = [
     pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-# What is not refused: no experts, recurrent layers or latents.
 DENSE = ["llama-3.1", "llama-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-short", "olmo2", "granite"]
 DENSE += ["opt", "olmo3", "smollm3", "seed_oss", "ernie4_5"]
+# Experts in parts and whole, with routers of all kinds; recurrent layers, latents, and layers with inputs of their own.
+OTHERS = ["qwen3_moe-plain", "gpt_oss", "qwen3_next", "qwen3_5", "granite4-hybrid", "granite4-hybrid-dense"]
+OTHERS += ["deepseek_v3", "glm4_moe_lite", "glm4_moe", "minimax_m2", "gemma4-moe", "gemma4", "llama4", "ernie4_5_moe"]
 _UNREFUSED = """
 import sys
 from blink.cli.main import main
 from blink.engine import boot
-boot.refuse_ranks = lambda config: None
+from blink.engine import gpu_group
+boot.refuse_ranks = gpu_group.refuse_untried = lambda *_: None
 sys.exit(main(sys.argv[1:]))
 """
 PROMPTS = [*make_prompts()[2:5], make_prompts()[7]]
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_two_gpus_give_the_tokens_and_logprobs_of_transformers(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "refuse_ranks", lambda _: None)
+    monkeypatch.setattr(gpu_group, "refuse_untried", lambda *_: None)
+
+
+@pytest.mark.parametrize("name", [*DENSE, *OTHERS])
+def test_two_gpus_give_the_tokens_and_logprobs_of_transformers(name: str, tmp_path: Path) -> None:
     model = save_model(name, tmp_path)
     check(model, PROMPTS, generate(tmp_path, PROMPTS, "cuda", tensor_parallel_size=2))
+
+
+def score(path: Path, size: int) -> torch.Tensor:
+    """Return the logprobs of the prompts' tokens in bfloat16."""
+    sizes: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 56, "num_gpu_blocks_override": 200}
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+    options = {"dtype": "auto", "skip_tokenizer_init": True, "tensor_parallel_size": size} | sizes
+    with LLM(model=str(path), device="cuda", **options) as llm:
+        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return torch.tensor([one for output in outputs for one in scores_of(output)])
+
+
+def check_near_one(path: Path) -> None:
+    """Compare two ranks with one GPU: sums of parts are rounded otherwise."""
+    torch.testing.assert_close(score(path, 2), score(path, 1), rtol=0, atol=0.12)
+
+
+@pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block", "awq", "packed-head"])
+def test_quantized_matrices_are_those_of_one_gpu(scheme: str, tmp_path: Path) -> None:
+    check_near_one(write_checkpoints(tmp_path, scheme)[0])
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("fp8-channel", 256), ("fp8-block", 128)])
+def test_quantized_experts_are_those_of_one_gpu(scheme: str, width: int, tmp_path: Path) -> None:
+    """In parts, and whole."""
+    experts = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    check_near_one(write_checkpoints(tmp_path, scheme, **experts, moe_intermediate_size=width)[0])
+
+
+def test_mxfp4_experts_are_those_of_one_gpu(tmp_path: Path) -> None:
+    save_model(MXFP4, tmp_path)
+    check_near_one(tmp_path)
+
+
+def test_matrices_of_a_gguf_file_are_those_of_one_gpu(tmp_path: Path) -> None:
+    _, plain = write_checkpoints(tmp_path, "awq")
+    kinds = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)
+    convert(plain, tmp_path / "model.gguf", gguf.MODEL_ARCH.QWEN3, read_spec(plain), kinds)
+    check_near_one(tmp_path / "model.gguf")
+
+
+def test_embeddings_are_transformers(tmp_path: Path) -> None:
+    check_embeddings(tmp_path, "mean_tokens", 1e-4, dtype="float32", tensor_parallel_size=2)
 
 
 def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int]]:
@@ -74,3 +129,23 @@ def test_a_stopped_host_process_changes_no_token(tmp_path: Path) -> None:
             frozen = run_requests(client, 24, 400)
         client.close()
     assert frozen == running
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_reported_within_seconds(tmp_path: Path) -> None:
+    flags = "--num-gpu-blocks-override=4096", "--tensor-parallel-size=2", "--max-num-seqs=8"
+    begin, seconds, reason, status = tmp_path / "begin", 0.0, None, None
+    program = str(Path(__file__).parents[1] / "shared" / "hanging_rank.py"), str(begin)
+    with suppress(AssertionError), run_engine_process(tmp_path, *flags, program=program) as (process, region):
+        client = connect(region, process)
+        run_requests(client, 4, 50)
+        begin.touch()
+        time.sleep(0.1)
+        client.submit(np.arange(10, dtype=np.int32), SamplingParams(max_tokens=100, ignore_eos=True), seed=1)
+        start = time.monotonic()
+        while (reason := client.tick()) is None and seconds < 20:
+            client.drain()
+            seconds = time.monotonic() - start
+        status = process.wait(20)
+    assert reason is not None and "RANK_LOST" in reason
+    assert seconds < 3.5 and status == 1

@@ -33,11 +33,12 @@ class Case:
 
     config: str
     format: str  # of _SCHEMES, or as the config says
+    ranks: int = 1
 
     @property
     def name(self) -> str:
         """Name of the file."""
-        return f"{self.config}-{self.format}"
+        return f"{self.config}-{self.format}" + (f"-tp{self.ranks}" if self.ranks > 1 else "")
 
 
 CASES = [
@@ -45,6 +46,9 @@ CASES = [
     Case("gpt-oss-20b", "mxfp4"),
     Case("glm-4.7-flash", "bf16"),
     Case("glm-4.7-flash", "fp8"),
+    Case("llama-3-8b", "bf16", 2),
+    Case("llama-3-8b", "fp8", 2),
+    Case("qwen3-30b-a3b", "fp8-block", 4),
 ]
 
 
@@ -53,6 +57,8 @@ def show_plan(case: Case) -> str:
     spec = read_spec(next(path for folder in _CONFIGS if (path := folder / case.config).is_dir()))
     if case.format in _SCHEMES:
         spec = replace(spec, quantization=_SCHEMES[case.format])
+    if case.ranks > 1:
+        spec = spec.split(case.ranks, spec.scaled_columns)[0]
     config = EngineConfig()
     with supposing("h100"):
         return plan_model(GpuDevice(), expected_sites(spec, config.block_size), list_buckets(config)).show()

@@ -55,10 +55,10 @@ def _make_gguf(case: dict[str, Any], directory: Path) -> GgufFile:
 def describe(spec: ModelSpec) -> dict[str, Any]:
     """Return what a spec says and what memory it asks for; equal neighbouring layers are counted."""
     counted = {
-        f"{size}{' quantized' if stays else ''}": asdict(model_fit._count_weights(spec, size, stays_quantized=stays))
+        f"{size}{' quantized' if stays else ''}": asdict(model_fit.count_weights(spec, size, stays_quantized=stays))
         for size, stays in ((4, False), (2, True))
     }
-    [*_, kv_cache] = model_fit._examine_room(spec, _ROOM, model_fit._count_weights(spec, 2, stays_quantized=True), 2)
+    [*_, kv_cache] = model_fit._examine_room(spec, _ROOM, model_fit.count_weights(spec, 2, stays_quantized=True), 2)
     layers, shorter = _describe_layers(spec), _describe_layers(spec.limit(max(2, spec.max_model_len // 8)))
     found = {
         "model": _describe_model(spec),

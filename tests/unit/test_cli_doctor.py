@@ -181,13 +181,13 @@ def test_a_model_of_another_family_is_named(tmp_path: Path) -> None:
 def test_quantized_matrices_count_as_a_gpu_keeps_them() -> None:
     spec = read_spec(Path(blink.models.__path__[0]) / "configs" / "llama-3-8b")
     matrices = spec.num_matrix_weights
-    plain = model_fit._count_weights(spec, 2, stays_quantized=True)
+    plain = model_fit.count_weights(spec, 2, stays_quantized=True)
     stored = replace(spec, quantization=Quantization("awq"))
-    found = model_fit._count_weights(stored, 2, stays_quantized=True)
+    found = model_fit.count_weights(stored, 2, stays_quantized=True)
     saved = int(matrices * (2 - 0.5 - 4 / 128))
     assert (plain.total - found.total, plain.read - found.read) == (saved, saved)
     assert matrices == 32 * (4096 * (2 * 4096 + 2 * 1024) + 3 * 4096 * 14336)
-    assert model_fit._count_weights(stored, 4, stays_quantized=False).total == 4 * spec.num_parameters
+    assert model_fit.count_weights(stored, 4, stays_quantized=False).total == 4 * spec.num_parameters
     assert "matrices in 4 bits (AWQ)" in model_fit._describe(stored)
 
 
@@ -207,12 +207,12 @@ def test_a_quantized_output_layer_counts_too() -> None:
     spec = read_spec(Path(blink.models.__path__[0]) / "configs" / "llama-3-8b")
     stored = replace(spec, quantization=Quantization("packed"))
     both = replace(spec, quantization=Quantization("packed", output=FP8_ROWS))
-    before, after = (model_fit._count_weights(one, 2, stays_quantized=True) for one in (stored, both))
+    before, after = (model_fit.count_weights(one, 2, stays_quantized=True) for one in (stored, both))
     head = 128256 * 4096
     assert (before.total - after.total, before.read - after.read) == (head, head)
-    assert model_fit._count_weights(both, 4, stays_quantized=False).total == 4 * spec.num_parameters
+    assert model_fit.count_weights(both, 4, stays_quantized=False).total == 4 * spec.num_parameters
     tied = [replace(one, tie_embeddings=True) for one in (stored, both)]
-    counted = [model_fit._count_weights(one, 2, stays_quantized=True) for one in tied]
+    counted = [model_fit.count_weights(one, 2, stays_quantized=True) for one in tied]
     assert counted[0] == counted[1]
     assert "output layer in FP8 per channel" in model_fit._describe(both)
     assert "output layer" not in model_fit._describe(tied[1])

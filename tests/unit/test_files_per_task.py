@@ -73,16 +73,19 @@ BUILT = [
         6,
         (
             "csrc/kernels/comm/all_reduce.cu",
+            "csrc/kernels/comm/two_shot.cu",
             "engine/gpu_group.py",
             "engine/plan_words.py",
             "engine/ranks.py",
             "kernels/all_reduce.py",
             "kernels/cpu/all_reduce.py",
             "kernels/gpu/comm/all_reduce.py",
+            "kernels/gpu/comm/boxes.py",
             "models/weights/cuts.py",
+            "models/weights/rank_matrices.py",
             "models/weights/rank_reader.py",
         ),
-        beyond=11,  # the planner's sites, and each way in which weights are stored
+        beyond=12,  # the planner's sites, plans of one rank, and each way in which weights are stored
     ),
     Built(
         "LoRA adapters",

@@ -57,8 +57,8 @@ def read(config: dict[str, Any], scheme: str, folder: Path) -> ModelSpec:
 
 def count(spec: ModelSpec) -> list[int]:
     """Return a model's parameters, those in matrices, and bytes on a GPU and on a CPU: in all, and read for a token."""
-    on_gpu = model_fit._count_weights(spec, 2, stays_quantized=True)
-    on_cpu = model_fit._count_weights(spec, 4, stays_quantized=False)
+    on_gpu = model_fit.count_weights(spec, 2, stays_quantized=True)
+    on_cpu = model_fit.count_weights(spec, 4, stays_quantized=False)
     numbers = [spec.num_parameters, spec.num_matrix_weights]
     return [*numbers, on_gpu.total, on_gpu.read, on_cpu.total, on_cpu.read]
 

@@ -19,10 +19,12 @@ from blink.formats.gguf_experts import GgufExperts, pack_experts
 from blink.formats.layouts import Layout
 from blink.formats.schemes import FormatId
 from blink.models.layer_weights import MoeWeights
+from blink.models.weight_bytes import count_weights
 from blink.models.weights import loader, packed_loader
-from blink.models.weights.checkpoint import GgufCheckpoint, KeepBlocks
+from blink.models.weights.checkpoint import GgufCheckpoint
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.gguf_file import GgufTensor
+from blink.models.weights.kept_blocks import KeepBlocks
 from blink.models.weights.planar import pack_gguf
 from blink.models.weights.source import read_spec
 from blink.models.weights.target import WeightTarget
@@ -83,8 +85,7 @@ def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_gpu_gets_planes_of_all_matrices(mixtral: Path) -> None:
-    make = functools.partial(pack_gguf, device=CPU, dtype=torch.bfloat16)
-    keep = KeepBlocks(make, functools.partial(pack_experts, device=CPU))
+    keep = KeepBlocks(functools.partial(pack_gguf, dtype=torch.bfloat16), CPU, pack_experts)
     spec = read_spec(mixtral)
     target = WeightTarget(CPU, torch.bfloat16, lambda _: None)
     decoder = DecoderLoader(GgufCheckpoint(mixtral, spec, keep), spec, target).load()
@@ -146,5 +147,5 @@ def test_a_gpu_keeps_small_groups_of_4_bits(
     spec = read_spec(path)
     expected, found = expected_sites(spec, 16), sites_of(decoder, 16)
     assert [layer.matrices for layer in expected.layers] == [layer.matrices for layer in found.layers]
-    counted = model_fit._count_weights(spec, 2, stays_quantized=True).total
+    counted = count_weights(spec, 2, stays_quantized=True).total
     assert counted == decoder.num_weight_bytes

@@ -63,10 +63,11 @@ OFFSETS = {
         "qkv_stride 104 z_stride 108 b_stride 112 a_stride 116 eps 120 end 128"
     ),
     "InvertArgs": "below 0 factor 8 out 16 matrices 24 end 32",
-    "RankArgs": "boxes 0 lines 8 rank 12 size 16 op 20 end 24",
-    "AllReduceArgs": "ranks 0 partial 24 norm 32 residual 40 out 48 count 56 width 60 eps 64 end 72",
-    "JoinArgs": "ranks 0 part 24 out 32 starts 40 rows 48 end 56",
-    "EndStepArgs": "ranks 0 failed 24 end 32",
+    "RankArgs": "boxes 0 lines 8 pieces 12 rank 16 size 20 op 24 end 32",
+    "AllReduceArgs": "ranks 0 partial 32 norm 40 residual 48 out 56 count 64 width 68 eps 72 end 80",
+    "TwoShotArgs": "ranks 0 partial 32 out 40 count 48 end 56",
+    "JoinArgs": "ranks 0 part 32 out 40 starts 48 rows 56 end 64",
+    "EndStepArgs": "ranks 0 failed 32 end 40",
     "PullArgs": (
         "source 0 to 8 spans 16 row_slots 24 context_lens 32 tables 40 own_tables 48 window_tables 56 "
         "own_window_tables 64 num_spans 72 max_blocks 76 block_size 80 end 88"

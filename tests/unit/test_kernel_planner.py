@@ -20,7 +20,7 @@ import blink.models
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.formats.layouts import Layout, Matrix
-from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, INT4, Encoding
+from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, FP8_ROWS, INT4, Encoding
 from blink.kernels.gpu.device import supposing
 from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.weights.loader import load_model
@@ -78,6 +78,22 @@ def test_the_style_follows_the_number_of_rows(name: str) -> None:
     assert [rows for rows, style in styles.items() if style is NormStyle.READER] == [1, 2]
     assert [rows for rows, style in styles.items() if style is NormStyle.WRITER] == [3, 16, 64, 65, 128]
     assert plan(model, 129).refused[1].endswith("(more than 128 rows)")
+
+
+@pytest.mark.parametrize("many", ["GEMM of few rows", "decode GEMM"])
+def test_ranks_take_kernels_of_few_rows_without_norms(many: str) -> None:
+    scheme = FP8_ROWS if many == "decode GEMM" else None
+    first, _ = replace(read_spec(_CONFIGS / "llama-3-8b"), quantization=scheme).split(2)
+    plans = {rows: plan(expected_sites(first, 16), rows) for rows in (1, 8, 32, 512)}
+    kernels = {
+        rows: {name: one.kernel for name, one in found.layers[0].choices.items()} for rows, found in plans.items()
+    }
+    assert {kernels[1][name] for name in ("qkv", "o_proj", "down")} == {"GEMV"}
+    assert {kernels[rows][name] for rows in (8, 32) for name in ("qkv", "o_proj", "down")} == {many}
+    assert [kernels[rows]["gate_up"] for rows in (1, 8)] == ["GEMV with SiLU", "GEMM of few rows with SiLU"]
+    assert not any("few rows" in name or "GEMV" in name for name in kernels[512].values())
+    assert {found.norms for found in plans.values()} == {NormStyle.KERNEL}
+    assert plans[8].head.kernel == "GEMM of few rows"
 
 
 def test_each_encoding_has_its_own_bounds() -> None:

@@ -233,6 +233,7 @@ class OneMatrix:
     norm_shift = 0.0
     keeps_groups = True
     stored_rows: GgufCheckpoint | None = None
+    matrices = None
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight

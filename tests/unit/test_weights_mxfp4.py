@@ -186,9 +186,9 @@ def test_columns_must_be_whole_groups(tmp_path: Path) -> None:
 
 def test_doctor_counts_a_published_gpt_oss() -> None:
     spec = read_spec(Path(blink.models.__path__[0]) / "configs" / "gpt-oss-20b")
-    plain = model_fit._count_weights(spec, 2, stays_quantized=False)
+    plain = model_fit.count_weights(spec, 2, stays_quantized=False)
     assert plain.total == 2 * spec.num_parameters
-    found = model_fit._count_weights(spec, 2, stays_quantized=True)
+    found = model_fit.count_weights(spec, 2, stays_quantized=True)
     assert plain.total - found.total == int(
         24 * 32 * 3 * 2880 * 2880 * (2 - 17 / 32)
     )  # a byte of scales for 32 columns

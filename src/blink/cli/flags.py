@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
@@ -129,11 +129,17 @@ def _add_flag(group: argparse._ArgumentGroup, owner: type, option: Field[Any], t
         dest=option.name,
         default=argparse.SUPPRESS,
         action="append" if repeatable else store,
-        type={int: parse_integer, float: float}.get(kind, str),
+        type=_parser_of(kind, option.metadata.get("words", {})),
         choices=option.metadata.get("choices"),
         metavar=None if "choices" in option.metadata else option.metadata.get("metavar", _METAVARS.get(kind, "TEXT")),
         help=text,
     )
+
+
+def _parser_of(kind: type, words: Mapping[str, int]) -> Callable[[str], Any]:
+    """Return what reads a value; words: those that stand for a number."""
+    plain = {int: parse_integer, float: float}.get(kind, str)
+    return (lambda text: words[text] if text in words else plain(text)) if words else plain
 
 
 def _describe(option: Field[Any]) -> str:

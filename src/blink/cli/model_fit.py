@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
 from blink.engine.cache_size import CacheShape
 from blink.engine.geometry import count_slots, fit_sequences, spare_snapshots
+from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES, GpuRoom, list_needs
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
 from blink.formats.schemes import FP8_ROWS
@@ -29,6 +30,7 @@ from blink.host.process import read_available_memory
 from blink.hub.localize import find_cached
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
+from blink.models.weight_bytes import WeightBytes, count_weights
 from blink.models.weights.files import resolve_model
 from blink.models.weights.gguf_file import KEEPING_GPU, GgufFile
 from blink.models.weights.shards import list_shards
@@ -40,18 +42,8 @@ _MIB: Final = 2**20
 _KIB: Final = 2**10
 _NO_OPTIONS: Final = PlanConfig()
 _NO_ENGINE_OPTIONS: Final = EngineConfig()
-_STEP_TOKENS: Final = 2048  # of a GPU engine
-_GRAPH_BYTES: Final = _GIB  # what a GPU engine keeps for its graphs
 _PROBE_BYTES: Final = 128 << 20
 _PROBE_RUNS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class WeightBytes:
-    """What the weights take, and how much of that one token reads."""
-
-    total: int
-    read: int
 
 
 def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterator[Finding]:
@@ -71,7 +63,7 @@ def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterat
         return
     yield Finding("ok", "model", f"{FAMILIES[spec.architecture].title}: {_describe(spec)}")
     name, size = ("bfloat16", 2) if gpu else ("float32", 4)
-    weights = _count_weights(spec, size, stays_quantized=gpu is not None)
+    weights = count_weights(spec, size, stays_quantized=gpu is not None)
     text = f"stored as {stored}, computed in {name} unless --dtype says otherwise"
     if path.is_file() and _keeps_blocks(gpu):
         weights = _count_gguf(path, spec, size)
@@ -79,8 +71,10 @@ def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterat
     yield Finding("ok", "precision", text)
     yield Finding("ok", "sequence", _describe_sequence(spec, size))
     share = EngineConfig().gpu_memory_utilization
-    room = int(gpu.memory * share) - _GRAPH_BYTES if gpu else read_available_memory()
+    room = int(gpu.memory * share) - GRAPH_BYTES if gpu else read_available_memory()
     yield from _examine_room(spec, room, weights, size, options.max_num_seqs)
+    if gpu and not path.is_file():
+        yield _examine_ranks(spec, room, size, options)
     where, bandwidth = (gpu.name, gpu.bandwidth) if gpu else ("these cores", _measure_bandwidth())
     yield from _examine_speed(weights, where, bandwidth)
 
@@ -120,7 +114,7 @@ def _shape_cache(spec: ModelSpec, size: int) -> CacheShape:
         block_size=_NO_ENGINE_OPTIONS.block_size if spec.cache_layout.window else 1,
         itemsize=size,
         max_model_len=spec.max_model_len,
-        step_tokens=_NO_ENGINE_OPTIONS.max_num_batched_tokens or _STEP_TOKENS,
+        step_tokens=_NO_ENGINE_OPTIONS.max_num_batched_tokens or DEFAULT_STEP_TOKENS,
     )
 
 
@@ -230,30 +224,23 @@ def _examine_room(
         yield Finding("ok", "KV cache", text)
 
 
+def _examine_ranks(spec: ModelSpec, room: int, size: int, options: PlanConfig) -> Finding:
+    """Say what each of several GPUs would hold; size: bytes of a number."""
+    tokens = options.max_num_batched_tokens or DEFAULT_STEP_TOKENS
+    of_gpu = GpuRoom(room, options.block_size, size, tokens, options.max_num_seqs)
+    shown: list[str] = []
+    for one in list_needs(spec, lambda part: count_weights(part, size, stays_quantized=True).total, of_gpu):
+        blocks = f"{one.num_blocks} KV blocks" if one.fits else "too little room"
+        shown.append(f"{one.size}: {one.weight_bytes / _GIB:.1f} GiB and {blocks}")
+    return Finding("ok", "GPUs", f"what each holds, by --tensor-parallel-size: {'; '.join(shown)}")
+
+
 def _examine_speed(weights: WeightBytes, where: str, bandwidth: float) -> Iterator[Finding]:
     if not bandwidth:
         yield Finding("warn", "speed", f"the memory bandwidth of {where} is not known")
         return
     text = f"{weights.read / _GIB:.2f} GiB at {bandwidth / 1e9:.0f} GB/s ({where})"
     yield Finding("ok", "speed", f"about {weights.read / bandwidth * 1e3:.2f} ms per token: {text}")
-
-
-def _count_weights(spec: ModelSpec, size: int, *, stays_quantized: bool) -> WeightBytes:
-    """Count weights, and those that one token needs: its experts, and of an embedding that is no output a row."""
-    active = spec.with_layers(lambda layer: replace(layer, mlp=layer.mlp.active))
-    total = spec.num_parameters * size
-    unread = spec.num_table_weights + (0 if spec.tie_embeddings else spec.num_output_weights)
-    read = (active.num_parameters - unread) * size
-    scheme, output = spec.quantization, spec.output_quantization
-    if stays_quantized and scheme is not None:  # on a GPU
-        experts = spec.num_expert_weights
-        total -= int(experts * (size - scheme.weight_bytes))
-        total -= int((spec.num_matrix_weights - experts) * (size - scheme.kept_bytes))
-        read -= int(active.num_matrix_weights * (size - scheme.weight_bytes))
-    if stays_quantized and output is not None:
-        total -= int(spec.num_output_weights * (size - output.kept_bytes))
-        read -= int(spec.num_output_weights * (size - output.weight_bytes))
-    return WeightBytes(total, read)
 
 
 def _measure_bandwidth() -> float:

@@ -7,14 +7,16 @@ import gc
 import logging
 import os
 import signal
+from dataclasses import replace
 from types import FrameType
 
 import torch
 
-from blink.config import EngineConfig
+from blink.config import FITTING_RANKS, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
 from blink.engine.determinism import is_deterministic
+from blink.engine.rank_fit import choose_size, measure_model
 from blink.errors import ConfigError
 
 logger = logging.getLogger("blink.engine")
@@ -60,6 +62,7 @@ def create_engine(config: EngineConfig) -> Engine:
     Raises:
         ConfigError: the device is not there or not supported.
     """
+    config = _settle_ranks(config)
     _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
@@ -70,6 +73,24 @@ def create_engine(config: EngineConfig) -> Engine:
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
+
+
+def _settle_ranks(config: EngineConfig) -> EngineConfig:
+    """Return a configuration with a number of ranks, where it asks for as few as the model fits on: on a CPU for one.
+
+    Raises:
+        ConfigError: the model does not fit on all GPUs together.
+    """
+    if config.tensor_parallel_size != FITTING_RANKS:
+        return config
+    size = 1
+    if config.device != "cpu" and torch.cuda.is_available():
+        # No question that would make a context on each GPU, of which most may stay unused.
+        memory = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
+        room = int(min(memory) * config.gpu_memory_utilization)
+        size = choose_size(measure_model(config, room, len(memory)))
+        logger.info("--tensor-parallel-size auto: %d of %d GPUs", size, len(memory))
+    return replace(config, tensor_parallel_size=size)
 
 
 def refuse_ranks(config: EngineConfig) -> None:

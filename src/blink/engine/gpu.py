@@ -24,7 +24,8 @@ from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, Devic
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
-from blink.engine.gpu_group import Follower, GpuGroup, find_failed
+from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
+from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -45,14 +46,13 @@ logger = logging.getLogger("blink.engine")
 
 _WATCH_SECONDS = 0.25
 _HEARTBEAT_TIMEOUT = 10.0  # seconds without a heartbeat; a step may take as long, but the scheduler beats meanwhile
-_GRAPH_RESERVE_BYTES = 1 << 30  # executables of all graphs and the workspaces that capture adds
 _ENDED = (EngineState.STOPPED, EngineState.FAILED)
 
 
 class GpuEngine(Engine):
     """Capture every step as a graph for the resident scheduler of one GPU, then only watch it."""
 
-    default_step_tokens = 2048
+    default_step_tokens = DEFAULT_STEP_TOKENS
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
@@ -121,7 +121,7 @@ class GpuEngine(Engine):
         step_bytes = self._measure_step()
         free, total = torch.cuda.mem_get_info()
         used = total - free
-        whole = self._measure_free(self._config) - step_bytes - _GRAPH_RESERVE_BYTES
+        whole = self._measure_free(self._config) - step_bytes - GRAPH_BYTES
         room = whole - self._state_bytes
         if self._config.enable_prefix_caching:
             room = spare_snapshots(room, self._slot_bytes)
@@ -204,23 +204,13 @@ class GpuEngine(Engine):
         """Capture the graphs of long steps once more, in the segments in which those are launched that others pass."""
         long = [(index, graph.bucket) for index, graph in self._largest_first() if self._num_segments[index] > 1]
         for index, size in tqdm(long, desc="capturing segments", unit="graph"):
-            count, left = self._num_segments[index], list[Stream | None]()
-            runs = [functools.partial(self._run_behind, left, size, segment, count) for segment in range(count)]
-            with self._alone():
-                for run in runs:
-                    run()
-            torch.cuda.synchronize()
-            apart = any(part is not None for part in left)
-            left.clear()
-            self._scheduler.capture_segments(index, runs, apart=apart)
+            count = self._num_segments[index]
+            segments = [functools.partial(self._run_segment, size, segment, count) for segment in range(count)]
+            capture_segments(self._scheduler, index, segments, self._alone())
             if self._group is not None:
                 starts = [first_layer(part, count, self._model.spec.num_layers) for part in range(count + 1)]
                 layers = [range(*pair) for pair in itertools.pairwise(starts)]
                 self._group.capture_segments(index, size, layers)
-
-    def _run_behind(self, left: list[Stream | None], size: Bucket, segment: int, num_segments: int) -> None:
-        """Run a segment of a step with what those before it left, and add what it leaves itself."""
-        left.append(self._run_segment(size, segment, num_segments, left[-1] if left else None))
 
     def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
         super()._run_step(size, scoring=scoring)

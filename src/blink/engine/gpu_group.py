@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
 
 from blink.config import EngineConfig
 from blink.engine.device_follower import DeviceFollower, PulledBatches
-from blink.engine.device_scheduler import DeviceArrays, DeviceState
+from blink.engine.device_scheduler import DeviceArrays, DeviceScheduler, DeviceState
 from blink.engine.geometry import count_rows
 from blink.errors import ConfigError
 from blink.kernels.gpu import cublas
@@ -38,6 +38,8 @@ logger = logging.getLogger("blink.engine")
 _SCORED_TOKENS = 128  # whose logits are joined at once: kernels/scoring.py
 _FAILED = 2  # place of StepOutput's `failed`, in words
 _END_SECONDS = 5.0
+
+RunSegment = Callable[[Stream | None], Stream | None]  # enqueues a segment, with what the one before left
 
 
 class Follower:
@@ -68,12 +70,12 @@ class Follower:
         self.runner.forward(batch, self.kv_cache, size.tokens, size.rows, **kinds)
         self.ranks.end_step(self.failed[StepKind.WHOLE])
 
-    def run_segment(self, size: Bucket, layers: range, left: list[Stream | None]) -> None:
-        """Enqueue this rank's part of a segment, with what those before it left."""
+    def run_segment(self, size: Bucket, layers: range, before: Stream | None) -> Stream | None:
+        """Enqueue this rank's part of a segment, with what the one before left; return what it leaves itself."""
         batch = self.batches.pull(StepKind.SEGMENTED, size.tokens, size.rows)
-        before = left[-1] if left else None
-        left.append(self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before))
+        left = self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before)
         self.ranks.end_step(self.failed[StepKind.SEGMENTED])
+        return left
 
 
 class GpuGroup:
@@ -92,11 +94,10 @@ class GpuGroup:
             )
         self.devices = [torch.device("cuda", first + rank) for rank in range(size)]
         source = open_model(config.model, self.devices[0], dtype)
-        if (refused := _find_refused(source)) is not None:
-            raise ConfigError(f"--tensor-parallel-size {size}: {refused} on one GPU only: leave it out")
+        refuse_untried(source, size)
         vocab_size = source.spec.vocab_size
-        bytes_of = _count_bytes(config, source.spec.hidden_size, -(-vocab_size // size), dtype)
-        self._boxes = Boxes(self.devices, bytes_of)
+        sums = config.max_num_batched_tokens * source.spec.hidden_size * dtype.itemsize
+        self._boxes = Boxes(self.devices, sums, _count_logits(config, -(-vocab_size // size)) * dtype.itemsize)
         models = self._load(source.split(size, self.devices))
         starts = [*(model.spec.vocab_part.start for model in models), vocab_size]
         self.ranks = [GpuRanks(self._boxes, rank, starts) for rank in range(size)]
@@ -137,16 +138,9 @@ class GpuGroup:
     def capture_segments(self, index: int, size: Bucket, layers: list[range]) -> None:
         """Capture the same graph of each follower in segments of layers."""
         for follower in self.followers:
-            left: list[Stream | None] = []
-            runs = [functools.partial(follower.run_segment, size, part, left) for part in layers]
+            segments = [functools.partial(follower.run_segment, size, part) for part in layers]
             with torch.cuda.device(follower.device):
-                with self.alone():
-                    for run in runs:
-                        run()
-                torch.cuda.synchronize()
-                apart = any(part is not None for part in left)
-                left.clear()
-                follower.scheduler.capture_segments(index, runs, apart=apart)
+                capture_segments(follower.scheduler, index, segments, self.alone())
 
     def reserve_sm(self) -> None:
         """Let cuBLAS leave out, on each follower's GPU, the SM that its kernel holds."""
@@ -176,17 +170,43 @@ class GpuGroup:
         return True
 
 
-def _find_refused(source: ModelSource) -> str | None:
-    """Return what a model has that ranks on GPUs do not run yet; None: they run it."""
-    mixers = [layer.mixer for layer in source.spec.distinct_layers]
+def capture_segments(
+    scheduler: DeviceScheduler, index: int, segments: Sequence[RunSegment], alone: AbstractContextManager[None]
+) -> None:
+    """Capture a graph of the current GPU in segments; they run once before, in a context where they wait for nobody."""
+    left: list[Stream | None] = []
+
+    def run(segment: RunSegment) -> None:
+        left.append(segment(left[-1] if left else None))
+
+    runs = [functools.partial(run, segment) for segment in segments]
+    with alone:
+        for each in runs:
+            each()
+    torch.cuda.synchronize()
+    apart = any(part is not None for part in left)
+    left.clear()
+    scheduler.capture_segments(index, runs, apart=apart)
+
+
+def refuse_untried(source: ModelSource, size: int) -> None:
+    """Refuse what is built for ranks on GPUs and has not run there yet; tests/gpu takes this away.
+
+    Raises:
+        ConfigError: the model has such a part.
+    """
+    spec = source.spec
+    mixers = [layer.mixer for layer in spec.distinct_layers]
     reasons = {
-        "models that pool run": source.spec.pooling is not None,
-        "GGUF files run": source.checkpoint.stored_rows is not None,
-        "mixtures of experts run": source.spec.mixture is not None,
-        "recurrent layers run": any(mixer.recurrence is not None for mixer in mixers),
-        "latent attention runs": any(mixer.attention is not None and mixer.attention.latent for mixer in mixers),
+        "models that pool have": spec.pooling is not None,
+        "GGUF files have": source.checkpoint.stored_rows is not None,
+        "quantized matrices have": source.checkpoint.matrices is not None,
+        "mixtures of experts have": spec.mixture is not None,
+        "recurrent layers have": any(mixer.recurrence is not None for mixer in mixers),
+        "latent attention has": any(mixer.attention is not None and mixer.attention.latent for mixer in mixers),
     }
-    return first_reason(reasons)
+    if (reason := first_reason(reasons)) is not None:
+        raise ConfigError(f"--tensor-parallel-size {size}: {reason} not run on several GPUs yet: leave it out")
 
 
 def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:
@@ -195,7 +215,6 @@ def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:
     return {kind: output[_FAILED : _FAILED + 1] for kind, output in outputs.items()}
 
 
-def _count_bytes(config: EngineConfig, hidden: int, columns: int, dtype: torch.dtype) -> int:
-    """Return the most bytes that a rank sends at once: the residual of a step's tokens, or logits."""
-    rows = max(count_rows(config, 0), _SCORED_TOKENS)
-    return max(config.max_num_batched_tokens * hidden, rows * columns) * max(dtype.itemsize, 4)
+def _count_logits(config: EngineConfig, columns: int) -> int:
+    """Return the most logits that a rank sends at once."""
+    return max(count_rows(config, config.speculation.num_tokens), _SCORED_TOKENS) * columns

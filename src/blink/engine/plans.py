@@ -31,6 +31,9 @@ def describe_plan(config: EngineConfig, gpu: str = "") -> str:
 def _describe(config: EngineConfig) -> str:
     path = resolve_model(config.model.model)
     spec = read_spec(path)
+    size = config.tensor_parallel_size
+    if size > 1:
+        spec = spec.split(size, spec.scaled_columns)[0]
     sites = expected_sites(
         spec,
         config.block_size,
@@ -38,7 +41,7 @@ def _describe(config: EngineConfig) -> str:
         gguf=path.is_file(),
         kv_dtype="bfloat16" if config.model.kv_cache_dtype == "auto" else "float8_e4m3fn",
     )
-    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers"
+    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers" + (f", one of {size} ranks" if size > 1 else "")
     return f"{title}\n{plan_model(GpuDevice(), sites, list_buckets(config)).show()}"
 
 

@@ -103,6 +103,14 @@ class StoredMatrix(ABC):
         """Return some rows, by their numbers."""
 
     @abstractmethod
+    def take_columns(self, columns: range) -> StoredMatrix:
+        """Return columns that follow each other, of which no group is parted."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> StoredMatrix:
+        """Return the matrix on a device."""
+
+    @abstractmethod
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in another type."""
 

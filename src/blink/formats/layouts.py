@@ -46,7 +46,7 @@ class ExpertMatrices:
     hidden: int
     size: int
     encodings: tuple[Encoding | None, Encoding | None]  # of both; None: each expert has its own
-    is_plain: bool = True  # SiLU between them, and no biases
+    is_plain: bool = True  # SiLU between them, no biases, and all of the router's experts
     dtype: str = "bfloat16"  # of the activations
 
     @property

@@ -34,6 +34,20 @@ class QuantizedMatrix(StoredMatrix):
         zeros = None if self.zeros is None else self.zeros[rows]
         return QuantizedMatrix(self.values[rows], self.scales[rows], zeros)
 
+    def take_columns(self, columns: range) -> QuantizedMatrix:
+        """Return columns that follow each other, of which no group is parted."""
+        values = self.values[:, columns.start : columns.stop].contiguous()
+        if self.zeros is None and self.scales.shape[1] == 1:
+            return QuantizedMatrix(values, self.scales)
+        groups = slice(columns.start // self.group, -(-columns.stop // self.group))
+        zeros = None if self.zeros is None else self.zeros[:, groups].contiguous()
+        return QuantizedMatrix(values, self.scales[:, groups].contiguous(), zeros)
+
+    def to(self, device: torch.device) -> QuantizedMatrix:
+        """Return the matrix on a device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return QuantizedMatrix(self.values.to(device), self.scales.to(device), zeros)
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in another type."""
         if self.zeros is None and self.scales.shape[1] == 1:

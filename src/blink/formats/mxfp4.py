@@ -46,6 +46,16 @@ class Mxfp4Matrix(StoredMatrix):
         """Return some rows, by their numbers."""
         return Mxfp4Matrix(self.codes[rows], self.exponents[rows])
 
+    def take_columns(self, columns: range) -> Mxfp4Matrix:
+        """Return columns that follow each other, of which no group is parted."""
+        groups = slice(columns.start // GROUP, columns.stop // GROUP)
+        codes = self.codes[:, columns.start : columns.stop].contiguous()
+        return Mxfp4Matrix(codes, self.exponents[:, groups].contiguous())
+
+    def to(self, device: torch.device) -> Mxfp4Matrix:
+        """Return the matrix on a device."""
+        return Mxfp4Matrix(self.codes.to(device), self.exponents.to(device))
+
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the matrix in another type."""
         return multiply_groups(self.codes, powers_of_two(self.exponents)).to(dtype)

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from blink.kernels.all_reduce import ONE_RANK, Ranks
+from blink.kernels.all_reduce import ONE_RANK, Ranks, mean_of
 
 
 class MambaWeights(NamedTuple):
@@ -37,6 +38,10 @@ class MambaWeights(NamedTuple):
     def among(self, ranks: Ranks) -> MambaWeights:
         """Return the weights of a layer whose one group all of these ranks have heads of."""
         return self._replace(ranks=ranks)
+
+    def find_rates(self, gated: Tensor) -> Tensor:
+        """Return 1 / RMS of gated outputs [..., numbers of a group], with those of all ranks: [..., 1]."""
+        return torch.rsqrt(mean_of(self.ranks, gated.square().mean(-1, keepdim=True)) + self.eps)
 
     def project(self, qkvz: Tensor, gates: Tensor) -> MambaProjections:
         """Name the parts of the results of a layer's two projections."""

@@ -41,9 +41,9 @@ def moe(
     if x.is_cuda:
         from blink.kernels.gpu.moe import grouped as gpu
 
-        assert num_tokens is not None and first == 0 and gate_up.shape[0] == router_logits.shape[1]
+        assert num_tokens is not None
         return gpu.moe(
-            x, router_logits, gate_up, down, num_tokens,
+            x, router_logits, gate_up, down, num_tokens, first=first,
             top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
         )  # fmt: skip
     return cpu.moe(

@@ -71,12 +71,11 @@ class MoeWeights:
     @property
     def sites(self) -> dict[str, Any]:
         """What is multiplied."""
-        is_plain, router = self.spec.activation == "silu" and self.biases is None, matrix_of(self.router)
-        top_k = self.spec.router.top_k
+        is_plain, top_k = self.spec.has_plain_experts, self.spec.router.top_k
         experts = experts_of(self.gate_up, self.down, top_k, is_plain=is_plain)
         dense = self.shared or self.beside
         shared = {} if dense is None else dense.mlp.sites
-        return {"router": router, "experts": experts, **shared}
+        return {"router": matrix_of(self.router), "experts": experts, **shared}
 
     def add_to(self, stream: Any, *others: Any) -> None:
         """Let a stream of runner/ add it to its residual."""

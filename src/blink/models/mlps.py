@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from blink.models.part import Part
 
 Activation = Literal["silu", "gelu_tanh", "clipped_silu", "relu"]
+
+_EXPERT_COLUMNS = 16  # that a GPU's matrix units take of an expert together, so that ranks do not part them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +140,11 @@ class MoeMlp(Part):
         return self.held or self.experts
 
     @property
+    def has_plain_experts(self) -> bool:
+        """Whether SiLU and two matrices are all that an expert is, and all of the router's experts are here."""
+        return self.activation == "silu" and not self.biases and not self.held
+
+    @property
     def active(self) -> MoeMlp:
         """What one token takes."""
         return replace(self, experts=self.router.top_k)
@@ -173,7 +181,8 @@ class MoeMlp(Part):
     def split_rules(self, size: int, block: int) -> dict[str, bool]:
         """Return what a number of ranks must divide, and whether it does; block: columns that share a scale."""
         shared = {} if self.dense is None else self.dense.split_rules(size, block)
-        name = f"{_name_width('each expert', self.size, block)} or {self.experts} experts"
+        parted = math.lcm(block, _EXPERT_COLUMNS)
+        name = f"{_name_width('each expert', self.size, parted)} or {self.experts} experts"
         return {name: self._has_parts(size, block) or self.experts % size == 0, **shared}
 
     def split(self, size: int, block: int) -> MoeMlp:
@@ -184,4 +193,4 @@ class MoeMlp(Part):
         return replace(own, held=self.experts // size)
 
     def _has_parts(self, size: int, block: int) -> bool:
-        return self.size % (size * block) == 0
+        return size == 1 or self.size % (size * math.lcm(block, _EXPERT_COLUMNS)) == 0

@@ -121,6 +121,12 @@ class ModelSpec(Part):
 
         return replace(self.with_attention(fit), max_model_len=max_model_len)
 
+    @property
+    def scaled_columns(self) -> int:
+        """How many columns of a row share a scale, so that ranks cannot part them."""
+        scheme = self.quantization
+        return 1 if scheme is None or not scheme.has_groups else scheme.group
+
     def split(self, size: int, block: int = 1) -> tuple[ModelSpec, ...]:
         """Return what each of so many ranks has; block: columns of a row that cannot be parted, for they share a scale.
 
@@ -174,7 +180,7 @@ class ModelSpec(Part):
     @property
     def num_output_weights(self) -> int:
         """Number of weights in the output layer, which may be the embedding."""
-        return self.vocab_size * self.hidden_size
+        return len(self.vocab_part) * self.hidden_size
 
     @property
     def output_quantization(self) -> Quantization | None:

@@ -35,6 +35,7 @@ class CalibratedCheckpoint:
     """A checkpoint whose matrices are rounded when they are first multiplied with; `shapes`: of all tensors."""
 
     stored_rows: GgufCheckpoint | None = None
+    matrices = None
 
     def __init__(self, source: Checkpoint, choose: Callable[[str], Grid], keep: Keep, windows: Tensor) -> None:
         """Take what is rounded, to which grid, who takes it, and the texts [windows, tokens] that will be fed."""

@@ -22,6 +22,11 @@ class CpuDevice:
     gated = {}  # noqa: RUF012 - there are none
     styles = ()
 
+    @property
+    def of_ranks(self) -> CpuDevice:
+        """The same."""
+        return self
+
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's attention, or its recurrent rule."""
         recurrence, attention = layer.mixer.recurrence, layer.mixer.attention

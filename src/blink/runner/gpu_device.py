@@ -11,7 +11,7 @@ from blink.kernels.gpu.attention import decode as attention
 from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.attention import plan as attention_plan
 from blink.kernels.gpu.device import has_clusters
-from blink.kernels.gpu.gemm import bf16, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
+from blink.kernels.gpu.gemm import bf16, few_rows, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
 from blink.kernels.gpu.latent import plan as latent_plan
@@ -67,6 +67,11 @@ class GpuDevice:
         """The styles of steps of few rows."""
         return (NormStyle.READER, plan_readers), (NormStyle.WRITER, plan_writers)
 
+    @property
+    def of_ranks(self) -> GpuDevice:
+        """Those of ranks that share layers."""
+        return RankDevice()
+
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""
         recurrence = layer.mixer.recurrence
@@ -91,13 +96,27 @@ class GpuDevice:
         """List the kernels for a layer's experts, whose input is a norm."""
         rows = bucket.tokens
         if bucket.decoding:
-            refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else "another activation, or biases"
+            others = "another activation, biases, or some of the experts"
+            refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
         yield Option(GATHERED, None)
 
     def list_all_reduces(self) -> Iterable[Option]:
         """Return the one that adds up what ranks have computed."""
         return (Option("sum in the order of ranks", None),)
+
+
+class RankDevice(GpuDevice):
+    """Lists those of ranks that share layers: an all-reduce adds up what GEMMs compute, and has the norm."""
+
+    matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
+        Layout.ROWS: (few_rows.GEMV, few_rows.GEMM, *GpuDevice.matmuls[Layout.ROWS]),
+        Layout.UNITS: (few_rows.GEMV, *GpuDevice.matmuls[Layout.UNITS]),
+        Layout.GGUF: GpuDevice.matmuls[Layout.GGUF],
+    }
+    gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
+        layout: (few_rows.GATED_GEMV, few_rows.GATED_GEMM, *kernels) for layout, kernels in GpuDevice.gated.items()
+    }
 
 
 def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: int) -> Option:

@@ -51,6 +51,11 @@ class Device(Protocol):
         """How steps are planned, beside those whose norms are kernels."""
         ...
 
+    @property
+    def of_ranks(self) -> Device:
+        """The kernels where ranks share layers."""
+        ...
+
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention."""
         ...
@@ -110,6 +115,8 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
 
 
 def _plan_norm_kernels(device: Device, model: ModelSites, bucket: Bucket, refused: tuple[str, ...]) -> StepPlan:
+    if model.spec.shard.size > 1:
+        device = device.of_ranks
     try:
         layers = plan_layers(model, lambda layer: _plan_layer(device, model, layer, bucket))
     except Refused as reason:

@@ -86,8 +86,8 @@ def expected_sites(
     scheme = spec.quantization or (FP8_ROWS if fp8 else None)
     of_layers = None if scheme is not None and scheme.experts_only else scheme
     expect: Expect = _expect_gguf if gguf else functools.partial(_expect, of_layers)
-    found = {layer: _expect_layer(layer, spec.hidden_size, expect, scheme) for layer in spec.distinct_layers}
-    sizes = spec.vocab_size, spec.hidden_size
+    found = {layer: _expect_layer(layer, spec, expect, scheme) for layer in spec.distinct_layers}
+    sizes = len(spec.vocab_part), spec.hidden_size
     embedding = _expect_gguf(*sizes) if gguf else _expect(None, *sizes)
     of_head = spec.output_quantization
     if fp8 and spec.quantization is None and not spec.tie_embeddings:
@@ -96,8 +96,8 @@ def expected_sites(
     return ModelSites(spec, [found[layer] for layer in spec.layers], head, embedding, "bfloat16", kv_dtype, block_size)
 
 
-def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantization | None) -> LayerSites:
-    mixer, mlp = layer.mixer, layer.mlp.mixture
+def _expect_layer(layer: LayerSpec, model: ModelSpec, expect: Expect, scheme: Quantization | None) -> LayerSites:
+    mixer, mlp, hidden = layer.mixer, layer.mlp.mixture, model.hidden_size
     qkv, output = expect(mixer.in_size, hidden), expect(hidden, mixer.out_size)
     # What is never quantized: routers, and what a recurrent layer has for each value head.
     gates = None if mixer.recurrence is None else _expect(None, mixer.recurrence.num_gates, hidden)
@@ -109,10 +109,11 @@ def _expect_layer(layer: LayerSpec, hidden: int, expect: Expect, scheme: Quantiz
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
     encoding = BF16 if scheme is None else scheme.encoding
-    is_plain = mlp.activation == "silu" and not mlp.biases
-    if expect is _expect_gguf or (scheme is not None and scheme.in_arrays):
+    stays_gguf = expect is _expect_gguf and model.shard.size == 1  # ranks dequantise a GGUF file's experts
+    if stays_gguf or (scheme is not None and scheme.in_arrays):
         encoding = None  # one of many
-    experts = ExpertMatrices(mlp.experts, mlp.router.top_k, hidden, mlp.size, (encoding, encoding), is_plain)
+    sizes = mlp.own_experts, mlp.router.top_k, hidden, mlp.size
+    experts = ExpertMatrices(*sizes, (encoding, encoding), mlp.has_plain_experts)
     router = _expect(None, mlp.experts, hidden)
     if not mlp.router.is_plain:
         router = replace(router, encoding=None, dtype="float32")

@@ -41,8 +41,10 @@ class Kernels:
         cls, device: Device, mixtures: Mapping[str, MixtureKernel], choose: ChooseKernel, latent: LatentKernels
     ) -> Kernels:
         """Name a device's kernels."""
-        matmuls = {kernel.name: kernel for kernels in device.matmuls.values() for kernel in kernels}
-        gated = {kernel.name: kernel for kernels in device.gated.values() for kernel in kernels}
+        lists = [kernels for one in (device, device.of_ranks) for kernels in one.matmuls.values()]
+        matmuls = {kernel.name: kernel for kernels in lists for kernel in kernels}
+        of_gated = [kernels for one in (device, device.of_ranks) for kernels in one.gated.values()]
+        gated = {kernel.name: kernel for kernels in of_gated for kernel in kernels}
         return cls(matmuls, gated, mixtures, choose, latent)
 
 

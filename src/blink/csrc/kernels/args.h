@@ -295,6 +295,7 @@ struct RankArgs {
   FIELDS_OF(RankArgs);
   FIELD(const uint64_t*, boxes);  // [size]: the address of each rank's box; what others send to it goes there
   FIELD(int, lines);              // that a box has for each sender and parity
+  FIELD(int, pieces);             // of 8 bytes, that a box has for each sender, parity and phase of a two-shot exchange
   FIELD(int, rank);
   FIELD(int, size);
   FIELD(int, op);  // number of the exchange in its step
@@ -311,6 +312,15 @@ struct AllReduceArgs {
   FIELD(int, count);            // numbers in all; the last row may be shorter
   FIELD(int, width);
   FIELD(float, eps);
+};
+
+// comm/two_shot.cu
+struct TwoShotArgs {
+  FIELDS_OF(TwoShotArgs);
+  FIELD(RankArgs, ranks);
+  FIELD(const void*, partial);  // the rank's summand
+  FIELD(void*, out);            // the sum
+  FIELD(int, count);            // numbers of each
 };
 
 struct JoinArgs {

@@ -173,7 +173,7 @@ inline const std::string& layout_text() {
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
-      t.structs<RankArgs, AllReduceArgs, JoinArgs, EndStepArgs, PullArgs, FollowerProgram>();
+      t.structs<RankArgs, AllReduceArgs, TwoShotArgs, JoinArgs, EndStepArgs, PullArgs, FollowerProgram>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, PauseMode, Drop, Absent, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode,

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from blink.kernels.all_reduce import mean_of
 from blink.kernels.cpu import recurrent
 from blink.kernels.mamba import MambaProjections, MambaWeights
 
@@ -45,8 +43,7 @@ def _apply_chunk(
 def _finish(out: Tensor, x: MambaProjections, weights: MambaWeights) -> Tensor:
     """Gate the outputs [tokens, heads, p], then normalise those of each group together."""
     gated = (out.flatten(1) * functional.silu(x.z.float())).unflatten(1, (weights.groups, -1))
-    rate = torch.rsqrt(mean_of(weights.ranks, gated.square().mean(-1, keepdim=True)) + weights.eps)
-    return ((gated * rate).flatten(1) * weights.norm).to(x.z.dtype)
+    return ((gated * weights.find_rates(gated)).flatten(1) * weights.norm).to(x.z.dtype)
 
 
 RULE = recurrent.Rule(_prepare, _step, _apply_chunk, _finish)

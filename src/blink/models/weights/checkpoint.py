@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gguf
 import numpy as np
@@ -20,12 +19,15 @@ from blink.fields import one_line
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
 from blink.formats.gguf_experts import GgufExperts
-from blink.kernels.cpu.gguf_weight import GgufWeight
 from blink.models.families import FAMILIES
 from blink.models.spec import ModelSpec
 from blink.models.weights.gguf_file import GgufFile, GgufTensor
 from blink.models.weights.gguf_places import GgufPlaces, Place
+from blink.models.weights.kept_blocks import KeepBlocks, StoredRows
 from blink.models.weights.stored_tensors import Stored, open_tensors, split_tensors
+
+if TYPE_CHECKING:
+    from blink.models.weights.quantized_checkpoint import MatrixCheckpoint
 
 # How names begin in files of a model that sees pictures too, or whose decoder is a part.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.", "")
@@ -43,6 +45,11 @@ class Checkpoint(Protocol):
     # Whether a family's own order of rows, and projections that it has grouped by heads, come as in its files.
     keeps_groups: bool
     stored_rows: GgufCheckpoint | None  # what gives matrices as stored, if they stay quantized on the device
+
+    @property
+    def matrices(self) -> MatrixCheckpoint | None:
+        """What gives matrices in their format, for a GPU that multiplies them so; None: nothing does."""
+        ...
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, before memory is taken for it.
@@ -70,37 +77,11 @@ class Checkpoint(Protocol):
         ...
 
 
-_MakeExperts = Callable[[Iterable[Sequence[GgufRows]], tuple[int, int, int], Callable[..., Tensor]], GgufExperts]
-
-
-@dataclass(frozen=True, slots=True)
-class KeepBlocks:
-    """How matrices stay quantised: what makes a weight of rows as a file holds them, and of a number of columns."""
-
-    make: Callable[[Sequence[GgufRows], int], QuantizedEmbedding]
-    # On a GPU, what makes one weight of all experts' rows, a shape and what allocates; None: each matrix is a weight.
-    make_experts: _MakeExperts | None
-
-    @property
-    def on_gpu(self) -> bool:
-        """Tell whether matrices stay on a GPU."""
-        return self.make_experts is not None
-
-
-class StoredRows(NamedTuple):
-    """Matrices one below the other, as a file holds them."""
-
-    parts: list[GgufRows]
-    columns: int
-
-
-KEEP_ON_CPU = KeepBlocks(GgufWeight, None)
-
-
 class GgufCheckpoint:
     """Weights of a GGUF file, dequantised or as they are stored."""
 
     norm_shift = 0.0  # converters add it
+    matrices = None
     keeps_groups = False
 
     def __init__(self, path: Path, spec: ModelSpec, keep: KeepBlocks | None = None) -> None:
@@ -151,14 +132,21 @@ class GgufCheckpoint:
         return None if found is None else self.keep(*found, order)
 
     def keep(
-        self, parts: Sequence[GgufRows], columns: int, order: Sequence[Tensor] | None = None
+        self,
+        parts: Sequence[GgufRows],
+        columns: int,
+        order: Sequence[Tensor] | None = None,
+        device: torch.device | None = None,
     ) -> QuantizedEmbedding:
-        """Return a weight of what read_rows() has returned, or of parts of it; order: which rows of each."""
+        """Return a weight of what read_rows() has returned, or of parts of it.
+
+        order: which rows of each; device: if not the checkpoint's.
+        """
         assert self._keep is not None
         if order is not None:
             pairs = zip(parts, order, strict=True)
             parts = [GgufRows(part.format, part.blocks[rows].contiguous()) for part, rows in pairs]
-        return self._keep.make(parts, columns)
+        return self._keep.make(parts, columns, device or self._keep.device)
 
     def count_block(self) -> int:
         """Return how many columns of a row cannot be parted, of the matrices that ranks part by columns."""
@@ -186,7 +174,7 @@ class GgufCheckpoint:
         places = [[self._places.find(name) for name in own] for own in names]
         if self._keep is None or self._keep.make_experts is None or not self._can_stay(places[0]):
             return None
-        return self._keep.make_experts(map(self._read_parts, places), shape, allocate)
+        return self._keep.make_experts(map(self._read_parts, places), shape, allocate, self._keep.device)
 
     def _can_stay(self, places: Sequence[Place]) -> bool:
         assert self._keep is not None
@@ -235,6 +223,7 @@ class SafetensorsCheckpoint:
 
     norm_shift = 1.0
     keeps_groups = True
+    matrices = None
 
     stored_rows: GgufCheckpoint | None = None
 
@@ -313,6 +302,7 @@ class DummyCheckpoint:
 
     norm_shift = 0.0
     keeps_groups = True
+    matrices = None
 
     stored_rows: GgufCheckpoint | None = None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from blink.formats.base import StoredMatrix
 from blink.models.families import FAMILIES
 from blink.models.layers import Attention, GatedDeltaNet
 from blink.models.mamba import Mamba2
@@ -38,6 +39,18 @@ class Cut:
         """Return the rank's part of a tensor."""
         return whole.index_select(self.dim, self.indices.to(whole.device))
 
+    def take_matrix(self, whole: StoredMatrix) -> StoredMatrix:
+        """Return the rank's part of a stored matrix [out, in]."""
+        if self.dim == 0:
+            return whole.take_rows(self.indices)
+        return whole.take_columns(self.take_range(self.size))
+
+    def take_expert(self, whole: StoredMatrix) -> StoredMatrix:
+        """Return the rank's part of a matrix of a tensor of all experts' [experts, in, out]."""
+        if self.dim == 0:
+            return whole
+        return whole.take_rows(self.indices) if self.dim == 2 else whole.take_columns(self.take_range(self.size))
+
     def take_range(self, columns: int) -> range:
         """Return which columns of a matrix are the rank's, which follow each other."""
         return range(columns) if self.dim == 0 else range(int(self.indices[0]), int(self.indices[-1]) + 1)
@@ -57,6 +70,15 @@ class Whole:
         """Return the rank's tensor."""
         return torch.zeros_like(whole) if self.is_zero else whole
 
+    def take_matrix(self, whole: StoredMatrix) -> StoredMatrix:
+        """Return the rank's matrix."""
+        assert not self.is_zero
+        return whole
+
+    def take_expert(self, whole: StoredMatrix) -> StoredMatrix:
+        """Return the matrix, which is the rank's."""
+        return whole
+
     def take_range(self, columns: int) -> range:
         """Return all columns of a matrix."""
         return range(columns)
@@ -71,7 +93,8 @@ class Cuts:
 
     def __init__(self, spec: ModelSpec, shard: Shard, block: int) -> None:
         """Cut for a rank a whole model; block: columns that cannot be parted."""
-        self._spec, self._shard, self._block = spec, shard, block
+        self.shard = shard
+        self._spec, self._block = spec, block
         self._once = Whole(is_zero=shard.rank > 0)
         self._family = FAMILIES[spec.architecture]
 
@@ -81,7 +104,7 @@ class Cuts:
 
     def _find(self, name: str) -> Cut | Whole | None:
         if name in _VOCABULARY:
-            return _cut(0, self._spec.vocab_size, [self._shard.take_rows(self._spec.vocab_size)])
+            return _cut(0, self._spec.vocab_size, [self.shard.take_rows(self._spec.vocab_size)])
         match = _LAYER.fullmatch(name)
         if match is None:
             return None
@@ -98,12 +121,24 @@ class Cuts:
 
     def find_owners(self, name: str) -> list[str]:
         """Return an expert's tensor of each rank, in the ranks' order, where each rank has whole ones; else none."""
-        match, layer = _EXPERT.fullmatch(name), _LAYER.fullmatch(name)
-        mixture = None if layer is None else self._spec.layers[int(layer[1])].mlp.mixture
-        held = 0 if mixture is None else mixture.split(self._shard.size, self._block).held
-        if match is None or not held:
+        match = _EXPERT.fullmatch(name)
+        if match is None or not self._count_held(name):
             return []
-        return [f"{match[1]}{rank * held + int(match[2])}{match[3]}" for rank in range(self._shard.size)]
+        return [f"{match[1]}{number}{match[3]}" for number in self.find_numbers(name, int(match[2]))]
+
+    def find_numbers(self, name: str, expert: int) -> list[int]:
+        """Return the number of an expert of each rank, where each rank has whole ones; else of that all have parts of.
+
+        name: of one of its tensors, or of one of all experts.
+        """
+        held = self._count_held(name)
+        return [rank * held + expert for rank in range(self.shard.size)] if held else [expert]
+
+    def _count_held(self, name: str) -> int:
+        """Return how many whole experts each rank has; 0: parts of all."""
+        layer = _LAYER.fullmatch(name)
+        mixture = None if layer is None else self._spec.layers[int(layer[1])].mlp.mixture
+        return 0 if mixture is None else mixture.split(self.shard.size, self._block).held
 
     def _find_attention(self, mixer: Attention, name: str, kind: str) -> Cut | Whole | None:
         """Cut a tensor of attention; kind: how its name ends, as "weight"."""
@@ -146,9 +181,9 @@ class Cuts:
 
     def _find_experts(self, mlp: MoeMlp, name: str) -> Cut | Whole | None:
         assert self._family.experts is not None
-        whole, size = self._shard.take(mlp.experts), mlp.size
-        has_parts = not mlp.split(self._shard.size, self._block).held
-        part = self._shard.take(size) if has_parts else None
+        whole, size = self.shard.take(mlp.experts), mlp.size
+        has_parts = not mlp.split(self.shard.size, self._block).held
+        part = self.shard.take(size) if has_parts else None
         if match := _EXPERT.fullmatch(name):
             dim = int(match[4] == self._family.experts.projections[2])
             return None if part is None else _cut(dim, size, [part])
@@ -164,8 +199,8 @@ class Cuts:
 
     def _find_dense(self, size: int, name: str, kind: str) -> Cut | Whole | None:
         if name == "down_proj":
-            return self._once if kind == "bias" else _cut(1, size, [self._shard.take(size)])
-        own = self._shard.take(size)
+            return self._once if kind == "bias" else _cut(1, size, [self.shard.take(size)])
+        own = self.shard.take(size)
         if name == "gate_up_proj":
             return _cut(0, 2 * size, [own, range(size + own.start, size + own.stop)])
         return _cut(0, size, [own]) if name in ("gate_proj", "up_proj") else None
@@ -175,7 +210,7 @@ class Cuts:
         found: list[range] = []
         start = 0
         for heads, size in parts:
-            own, width = self._shard.take_heads(heads), size // heads
+            own, width = self.shard.take_heads(heads), size // heads
             found.append(range(start + own.start * width, start + own.stop * width))
             start += size
         return _cut(dim, start, found)

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from blink.formats.gguf import GgufRows
 from blink.models.spec import ModelSpec
-from blink.models.weights.checkpoint import DummyCheckpoint, GgufCheckpoint, KeepBlocks
+from blink.models.weights.checkpoint import DummyCheckpoint, GgufCheckpoint
 from blink.models.weights.gguf_places import Place
+from blink.models.weights.kept_blocks import KeepBlocks
 
 _Kind = gguf.GGMLQuantizationType
 # Where a block's scales lie, and what gives its random numbers a mean of 0 and a standard deviation of 0.02.

@@ -25,23 +25,18 @@ from blink.models.families import FAMILIES
 from blink.models.layers import Attention
 from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
-from blink.models.weights.checkpoint import (
-    KEEP_ON_CPU,
-    Checkpoint,
-    DummyCheckpoint,
-    GgufCheckpoint,
-    KeepBlocks,
-    SafetensorsCheckpoint,
-)
+from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.cuts import Cuts
 from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
 from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
+from blink.models.weights.kept_blocks import KEEP_ON_CPU, KeepBlocks
 from blink.models.weights.kv_scales import read_kv_scales
 from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
-from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
+from blink.models.weights.rank_matrices import open_part
+from blink.models.weights.rank_reader import SharedReads
 from blink.models.weights.source import check_method, find_format, read_spec
 from blink.models.weights.token_table import choose_table_device, let_gpu_read
 
@@ -111,7 +106,7 @@ class ModelSource:
             cuts = Cuts(self.spec, specs[rank].shard, block)
             try:
                 device = devices[rank] if devices else self.target.device
-                return self._load(RankCheckpoint(self.checkpoint, cuts, rank, reads), specs[rank], device)
+                return self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device)
             except BaseException as error:
                 reads.fail(error)
                 raise
@@ -127,7 +122,8 @@ class ModelSource:
             disable=True if spec.shard.rank else None,  # None: where no terminal is
         ) as progress:
             target = replace(self.target, device=device, advance=progress.update)
-            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, self.table_device).load()
+            table_device = device if self.table_device == self.target.device else self.table_device
+            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device).load()
         if self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)
         return model
@@ -137,8 +133,7 @@ def _count_block(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     """Return how many columns of a row share a scale, so that ranks cannot part them."""
     if checkpoint.stored_rows is not None:
         return checkpoint.stored_rows.count_block()
-    scheme = spec.quantization
-    return 1 if scheme is None or not scheme.has_groups else scheme.group
+    return spec.scaled_columns
 
 
 def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelSource:
@@ -229,8 +224,7 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
         return None
     if torch.cuda.get_device_capability(device) < gguf_file.KEEPING_GPU:
         return None
-    make = functools.partial(pack_gguf, device=device, dtype=dtype)
-    return KeepBlocks(make, functools.partial(pack_experts, device=device))
+    return KeepBlocks(functools.partial(pack_gguf, dtype=dtype), device, pack_experts)
 
 
 def _open_checkpoint(

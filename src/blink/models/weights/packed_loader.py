@@ -128,10 +128,11 @@ def _find_source(
     checkpoint: Checkpoint, name: str, target: WeightTarget
 ) -> tuple[MatrixCheckpoint | None, Quantization | None]:
     """Return a checkpoint that gives a matrix as a GPU's kernels take it, and its scheme; None where it does not."""
-    if not isinstance(checkpoint, MatrixCheckpoint) or not _has_kernels(target):
+    source = checkpoint.matrices
+    if source is None or not _has_kernels(target):
         return None, None
-    scheme = checkpoint.find_scheme(name)
-    return (None, None) if scheme is None else (checkpoint, scheme)
+    scheme = source.find_scheme(name)
+    return (None, None) if scheme is None else (source, scheme)
 
 
 def _read(source: MatrixCheckpoint, name: str, shape: tuple[int, int], target: WeightTarget) -> QuantizedMatrix:

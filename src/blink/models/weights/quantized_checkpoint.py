@@ -39,6 +39,11 @@ class MatrixCheckpoint(ABC):
     keeps_groups: bool
     stored_rows: GgufCheckpoint | None = None
 
+    @property
+    def matrices(self) -> MatrixCheckpoint:
+        """It does."""
+        return self
+
     @abstractmethod
     def check(self, name: str, shape: Sequence[int]) -> None:
         """Check that there is a tensor of that name and shape, or what it is made of."""

@@ -67,10 +67,14 @@ class SharedReads:
 class RankCheckpoint:
     """A checkpoint as one rank sees it: its parts of the tensors."""
 
-    stored_rows: GgufCheckpoint | None = None  # these are parts: read_quantized() has them
+    matrices = None
+    # These are parts: read_quantized() has them, but for experts on a GPU, which are dequantised.
+    stored_rows: GgufCheckpoint | None = None
 
-    def __init__(self, source: Checkpoint, cuts: Cuts, rank: int, reads: SharedReads) -> None:
-        self._source, self._cuts, self._rank, self._reads = source, cuts, rank, reads
+    def __init__(self, source: Checkpoint, cuts: Cuts, reads: SharedReads, device: torch.device) -> None:
+        """See a checkpoint with the cuts of a rank; device: the rank's."""
+        self._source, self._cuts, self._rank, self._reads = source, cuts, cuts.shard.rank, reads
+        self._device = device
         self._shapes: dict[str, tuple[int, ...]] = {}  # of whole tensors
         self._asked = 0
         self.norm_shift, self.keeps_groups = source.norm_shift, source.keeps_groups
@@ -80,15 +84,25 @@ class RankCheckpoint:
         self._shapes[name] = self._cuts.find(name).widen(shape)
         self._source.check(name, self._shapes[name])
 
+    def find_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the whole tensor, which check() has found."""
+        return self._shapes[name]
+
     def fill(self, name: str, target: Tensor) -> None:
         """Write the rank's part of a tensor."""
-        shape, owned = self._shapes[name], self._cuts.find_owners(name)
-        own, part = self._rank if owned else 0, Tensor()
-        for owner, stored in enumerate(owned or [name]):
-            whole = self._take(lambda stored=stored: self._read(stored, shape, target))
-            if owner == own:
-                part = self._cuts.find(name).take(whole)
+        read = functools.partial(self._read, self.find_shape(name), target)
+        part = self.take_part(name, read, lambda cut, whole: cut.take(whole))
         target.copy_(part.reshape(target.shape))
+
+    def take_part(self, name: str, read: Callable[[str], _Read], cut: Callable[[Cut | Whole, _Read], _Read]) -> _Read:
+        """Return what a rank has of a tensor, which is read by the name of it or of each rank's own."""
+        owned, part = self._cuts.find_owners(name), None
+        for owner, stored in enumerate(owned or [name]):
+            whole = self.take(functools.partial(read, stored))
+            if owner == (self._rank if owned else 0):
+                part = cut(self._cuts.find(name), whole)
+        assert part is not None
+        return part
 
     def read_quantized(self, names: Sequence[str], order: Sequence[Tensor] | None = None) -> QuantizedEmbedding | None:
         """Return the rank's parts of matrices, one below the other, as stored; None: they have to be filled."""
@@ -97,20 +111,21 @@ class RankCheckpoint:
             return None
         owners = [self._cuts.find_owners(name) for name in names]
         lists = [list(each) for each in zip(*owners, strict=True)] if owners[0] else [names]
-        found = [self._take(functools.partial(source.read_rows, stored)) for stored in lists]
+        found = [self.take(functools.partial(source.read_rows, stored)) for stored in lists]
         rows = found[self._rank if owners[0] else 0]
         if rows is None:
             return None
         cuts = [self._cuts.find(name) for name in names]
         parts = [_cut_rows(part, cut, rows.columns) for part, cut in zip(rows.parts, cuts, strict=True)]
-        return source.keep(parts, len(cuts[0].take_range(rows.columns)), order)
+        return source.keep(parts, len(cuts[0].take_range(rows.columns)), order, self._device)
 
-    def _read(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
+    def _read(self, shape: Sequence[int], like: Tensor, name: str) -> Tensor:
         whole = torch.empty(*shape, dtype=like.dtype, device=like.device)
         self._source.fill(name, whole)
         return whole
 
-    def _take(self, read: Callable[[], _Read]) -> _Read:
+    def take(self, read: Callable[[], _Read]) -> _Read:
+        """Return what the first rank that asks for it reads for all of them."""
         self._asked += 1
         return self._reads.take(self._asked - 1, read)
 

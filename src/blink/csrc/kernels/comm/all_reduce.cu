@@ -3,87 +3,15 @@
 // a norm follows, the sum is added to the residual, and the norm of that is written. Blocks are few enough to run all
 // at once: each sends all of its lines before it waits for any.
 #include "kernels/comm/exchange.cuh"
+#include "kernels/comm/packs.cuh"
 #include "region/codes.h"
 
 namespace blink {
-
-constexpr int kThreads = 512;
 
 template <class T>
 constexpr bool is_void = false;
 template <>
 constexpr bool is_void<void> = true;
-
-struct F16 {
-  unsigned short bits;
-};
-
-__device__ inline float to_float(float value) { return value; }
-__device__ inline float to_float(F16 value) {
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
-  return wide;
-}
-
-template <class T>
-__device__ inline T round_to(float value);
-template <>
-__device__ inline float round_to<float>(float value) {
-  return value;
-}
-template <>
-__device__ inline Bf16 round_to<Bf16>(float value) {
-  return to_bf16(value);
-}
-template <>
-__device__ inline F16 round_to<F16>(float value) {
-  F16 narrow;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
-  return narrow;
-}
-
-// The numbers of one line.
-template <class T>
-union Pack {
-  static constexpr int kCount = 8 / sizeof(T);
-  uint2 data;
-  T values[kCount];
-};
-
-// Numbers of a matrix from `at` on, of which there are `count`; 0 beyond its end.
-template <class T>
-__device__ inline Pack<T> load_pack(const void* from, long at, long count) {
-  Pack<T> pack;
-  pack.data = make_uint2(0, 0);
-  const T* values = static_cast<const T*>(from) + at;
-  if (at % Pack<T>::kCount == 0 && at + Pack<T>::kCount <= count) {
-    pack.data = *reinterpret_cast<const uint2*>(values);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Pack<T>::kCount; i++)
-      if (at + i < count) pack.values[i] = values[i];
-  }
-  return pack;
-}
-
-template <class T>
-__device__ inline void store_pack(void* to, long at, long count, Pack<T> pack) {
-  T* values = static_cast<T*>(to) + at;
-  if (at % Pack<T>::kCount == 0 && at + Pack<T>::kCount <= count) {
-    *reinterpret_cast<uint2*>(values) = pack.data;
-  } else {
-#pragma unroll
-    for (int i = 0; i < Pack<T>::kCount; i++)
-      if (at + i < count) values[i] = pack.values[i];
-  }
-}
-
-template <class T>
-__device__ inline Pack<T> add(Pack<T> a, Pack<T> b) {
-#pragma unroll
-  for (int i = 0; i < Pack<T>::kCount; i++) a.values[i] = round_to<T>(to_float(a.values[i]) + to_float(b.values[i]));
-  return a;
-}
 
 // The sum of all ranks' numbers of a line, rounded after each addition.
 template <class T>

@@ -3,16 +3,24 @@
 // bytes is two words of data, each followed by the number of the exchange. A line is stored and loaded at once, so
 // that data is there when its numbers are (NCCL calls this LL).
 //
-// Lines are double-buffered by the parity of the number. A rank that sends in exchange e + 2 has received what all
-// others sent in e + 1, and those sent that after they had read all of e.
+// Large exchanges take plain stores of pieces, in two phases (two_shot.cu). After its pieces of a phase, a block of
+// threads stores a flag: the number of the exchange. The same block of the other rank waits for it.
+//
+// Lines, pieces and flags are double-buffered by the parity of the number. A rank that sends in exchange e + 2 has
+// received what all others sent in e + 1, and those sent that after they had read all of e.
 #pragma once
 
 #include "kernels/args.h"
+#include "kernels/comm/words.cuh"
 #include "kernels/common/ptx.cuh"
+#include "region/platform.h"
 
 namespace blink {
 
-constexpr int kBoxHead = 256;  // bytes of a box before its lines: RankWords
+constexpr int kMostRanks = 8, kMostBlocks = 64, kPhases = 2;
+constexpr int kFlagsOfParity = kPhases * kMostRanks * kMostBlocks;
+constexpr int kBoxHead = 256;  // bytes of a box before its flags: RankWords
+constexpr int kBoxLines = kBoxHead + 2 * kFlagsOfParity * sizeof(uint32_t);  // bytes before its lines; then pieces
 constexpr unsigned long long kRankTimeoutNs = 2000000000;
 constexpr unsigned kPollsPerLook = 1024;  // at the clock, and at what others say
 
@@ -20,27 +28,6 @@ struct RankWords {
   unsigned epoch;  // number of the last exchange of the steps that have ended; writer: end_step
   unsigned lost;   // a rank that did not come, plus one; 0: none. The first to miss it tells all
 };
-
-__device__ inline unsigned long long read_clock() {
-  unsigned long long ns;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
-  return ns;
-}
-
-__device__ inline uint4 load_line(const uint4* from) {
-  uint4 line;
-  asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
-               : "l"(from)
-               : "memory");
-  return line;
-}
-
-__device__ inline void store_line(uint4* to, uint2 data, unsigned number) {
-  asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(data.x), "r"(number), "r"(data.y),
-               "r"(number)
-               : "memory");
-}
 
 // One exchange, as a thread takes part in it.
 class Exchange {
@@ -65,15 +52,46 @@ class Exchange {
   // Wait for a line of another rank. Once one does not come, nothing is waited for, and what is returned is arbitrary.
   __device__ uint2 receive(int from, int line) {
     const uint4* at = lines(args_.rank, from) + line;
-    uint4 found = load_line(at);
-    for (unsigned polls = 1; (found.y != number_ || found.w != number_) && !is_lost_; polls++) {
-      if (polls % kPollsPerLook == 0) look(from);
+    uint4 found;
+    await(from, [&] {
       found = load_line(at);
-    }
+      return found.y == number_ && found.w == number_;
+    });
     return make_uint2(found.x, found.z);
   }
 
+  // What a rank stores in another's box in a phase of a large exchange of this parity.
+  __device__ uint2* pieces(int to, int phase, int from) const {
+    uint4* after = reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + 2l * args_.size * args_.lines;
+    const long slot = long(number_ % 2 * kPhases + phase) * args_.size + from;
+    return reinterpret_cast<uint2*>(after) + slot * args_.pieces;
+  }
+
+  // Tell the same block of all ranks that this one's pieces of a phase are there, and wait for theirs. All threads.
+  __device__ void meet(int phase) {
+    __syncthreads();
+    const int other = threadIdx.x;
+    if (other < args_.size && other != args_.rank) {
+      __threadfence_system();  // what all threads of this block have stored
+      store_release(*flag(other, phase, args_.rank), number_);
+      uint32_t& theirs = *flag(args_.rank, phase, other);
+      await(other, [&] { return load_acquire(theirs) == number_; });
+    }
+    __syncthreads();
+  }
+
  private:
+  template <class IsThere>
+  __device__ void await(int from, IsThere is_there) {
+    for (unsigned polls = 1; !is_there() && !is_lost_; polls++)
+      if (polls % kPollsPerLook == 0) look(from);
+  }
+
+  __device__ uint32_t* flag(int to, int phase, int from) const {
+    const int place = (number_ % 2 * kPhases + phase) * kMostRanks + from;
+    return reinterpret_cast<uint32_t*>(args_.boxes[to] + kBoxHead) + place * kMostBlocks + blockIdx.x;
+  }
+
   __device__ volatile RankWords* words(int rank) const {
     return reinterpret_cast<volatile RankWords*>(args_.boxes[rank]);
   }
@@ -81,7 +99,7 @@ class Exchange {
   // What a rank sends to another in exchanges of this parity.
   __device__ uint4* lines(int to, int from) const {
     const long slot = long(number_ % 2) * args_.size + from;
-    return reinterpret_cast<uint4*>(args_.boxes[to] + kBoxHead) + slot * args_.lines;
+    return reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + slot * args_.lines;
   }
 
   __device__ void look(int awaited) {

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.comm.boxes import DATA_BYTES, Boxes
+from blink.kernels.gpu.comm.boxes import DATA_BYTES, MOST_BLOCKS, ONE_SHOT_BYTES, Boxes, count_units
 from blink.kernels.gpu.launch import compile_kernel, launch
+from blink.kernels.gpu.rms_norm import rms_norm
 
 _SOURCE = "comm/all_reduce.cu"
 _THREADS = 512
-_MOST_BLOCKS = 64  # that run at once with all else
 _FLAT_LINES = 512  # of a block, in what has no rows
 _TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::F16", torch.float32: "float"}
 
@@ -31,19 +31,25 @@ class GpuRanks:
         self.boxes, self._starts = boxes, tuple(starts)
         self._starts_there = torch.tensor(starts, dtype=torch.int32, device=boxes.devices[rank])
         self._num_exchanges = 0  # of the step that is enqueued
+        self.one_shot_bytes = ONE_SHOT_BYTES
         self.is_alone = False  # nothing is exchanged, and sums are of one rank: for runs that load and time kernels
 
     def add(self, partial: Tensor) -> Tensor:
         """Return the sum of all ranks' partial results, in the order of ranks: the same bits on each."""
         partial = partial.contiguous()
-        per_line = DATA_BYTES // partial.element_size()
-        out, width = torch.empty_like(partial), per_line * _FLAT_LINES
-        self._reduce(partial, out, width, norm=None, residual=None, eps=0.0)
+        out = torch.empty_like(partial)
+        if partial.nbytes > self.one_shot_bytes:
+            self._reduce_parts(partial, out)
+        else:
+            width = DATA_BYTES // partial.element_size() * _FLAT_LINES
+            self._reduce(partial, out, width, norm=None, residual=None, eps=0.0)
         return out
 
     def add_norm(self, partial: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Add that sum to the residual [rows, width] in place, and return its RMS norm; norm: the weights [width]."""
         assert residual.is_contiguous() and residual.shape == partial.shape and norm.shape == partial.shape[-1:]
+        if partial.nbytes > self.one_shot_bytes:
+            return rms_norm(self.add(partial), norm, eps, residual)
         partial, width = partial.contiguous(), partial.shape[-1]
         assert width * partial.element_size() % DATA_BYTES == 0
         out = torch.empty_like(partial)
@@ -57,10 +63,10 @@ class GpuRanks:
         out = part.new_zeros(rows if self.rank == 0 else 0, self._starts[-1])
         kernel = compile_kernel(f"blink::join<{_TYPES[part.dtype]}>", _SOURCE)
         widest = max(end - start for start, end in zip(self._starts, self._starts[1:], strict=False))
-        self._check_room(rows * widest * part.element_size())
+        self._check_room(rows * widest * part.element_size(), self.boxes.lines)
         if not self.is_alone:
             part, starts, place = part.contiguous(), self._starts_there, self._next()
-            blocks = min(-(-rows * widest * part.element_size() // (DATA_BYTES * _THREADS)), _MOST_BLOCKS)
+            blocks = min(-(-rows * widest * part.element_size() // (DATA_BYTES * _THREADS)), MOST_BLOCKS)
             arguments = args("JoinArgs", ranks=place, part=part, out=out, starts=starts, rows=rows)
             launch(kernel, (blocks, 1), _THREADS, arguments)
         return out
@@ -77,7 +83,7 @@ class GpuRanks:
     ) -> None:
         names = _TYPES[partial.dtype], "void" if norm is None else _TYPES[norm.dtype]
         kernel = compile_kernel(f"blink::all_reduce<{', '.join(names)}>", _SOURCE)
-        self._check_room(partial.nbytes)
+        self._check_room(partial.nbytes, self.boxes.lines)
         if self.is_alone or partial.numel() == 0:
             out.copy_(partial)
             return
@@ -92,11 +98,21 @@ class GpuRanks:
             width=width,
             eps=eps,
         )
-        launch(kernel, (min(-(-partial.numel() // width), _MOST_BLOCKS), 1), _THREADS, arguments)
+        launch(kernel, (min(-(-partial.numel() // width), MOST_BLOCKS), 1), _THREADS, arguments)
 
-    def _check_room(self, num_bytes: int) -> None:
-        if num_bytes > self.boxes.lines * DATA_BYTES:
-            raise ValueError(f"an exchange of {num_bytes} bytes; the boxes take {self.boxes.lines * DATA_BYTES}")
+    def _reduce_parts(self, partial: Tensor, out: Tensor) -> None:
+        kernel = compile_kernel(f"blink::two_shot<{_TYPES[partial.dtype]}>", "comm/two_shot.cu")
+        self._check_room(partial.nbytes, self.size * self.boxes.pieces)
+        if self.is_alone:
+            out.copy_(partial)
+            return
+        place, blocks = self._next(), min(count_units(partial.nbytes, self.size), MOST_BLOCKS)
+        arguments = args("TwoShotArgs", ranks=place, partial=partial, out=out, count=partial.numel())
+        launch(kernel, (blocks, 1), _THREADS, arguments)
+
+    def _check_room(self, num_bytes: int, count: int) -> None:
+        if num_bytes > count * DATA_BYTES:
+            raise ValueError(f"an exchange of {num_bytes} bytes; the boxes take {count * DATA_BYTES}")
 
     def _next(self) -> bytes:
         """Return what the next exchange of the step is given."""
@@ -105,5 +121,13 @@ class GpuRanks:
         return found
 
     def _describe(self) -> bytes:
-        places, lines = self.boxes.places[self.rank], self.boxes.lines
-        return args("RankArgs", boxes=places, lines=lines, rank=self.rank, size=self.size, op=self._num_exchanges)
+        boxes = self.boxes
+        return args(
+            "RankArgs",
+            boxes=boxes.places[self.rank],
+            lines=boxes.lines,
+            pieces=boxes.pieces,
+            rank=self.rank,
+            size=self.size,
+            op=self._num_exchanges,
+        )

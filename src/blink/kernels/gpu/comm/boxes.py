@@ -14,25 +14,38 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.kernels.gpu.launch import check
 
-_HEAD_BYTES = 256  # csrc/kernels/comm/exchange.cuh: kBoxHead
-LINE_BYTES, DATA_BYTES = 16, 8  # of a line, and of the data in it
-_PARITIES = 2
+_HEAD_BYTES, _FLAG_BYTES = 256, 4  # csrc/kernels/comm/exchange.cuh: kBoxHead, and of a flag
+LINE_BYTES, DATA_BYTES = 16, 8  # of a line, and of the data in it or of a piece
+UNIT_BYTES = 512 * DATA_BYTES  # that a block of threads has at once of a large exchange
+MOST_BLOCKS = 64  # that run at once with all else
+_MOST_RANKS = 8
+_PARITIES = _PHASES = 2
+# Up to how many bytes each rank sends all to all others (one-shot), in lines; of more, ranks add up parts (two-shot).
+# See benchmarks/kernels/all_reduce.py.
+ONE_SHOT_BYTES = 512 << 10
 _ALREADY = driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 
 
 class Boxes:
     """A box of each rank on its GPU: the others write lines into it, csrc/kernels/comm/exchange.cuh says how."""
 
-    def __init__(self, devices: Sequence[torch.device], num_bytes: int) -> None:
-        """Allocate boxes for exchanges of up to so many bytes of a rank.
+    def __init__(self, devices: Sequence[torch.device], num_bytes: int, line_bytes: int = 0) -> None:
+        """Allocate boxes for sums of up to so many bytes.
+
+        line_bytes: of the largest exchange in lines, if they are to take others than the smallest ones.
 
         Raises:
             ConfigError: a GPU cannot reach another's memory.
         """
+        assert len(devices) <= _MOST_RANKS
         map_peers(devices)
         self.devices, size = tuple(devices), len(devices)
-        self.lines = -(-num_bytes // DATA_BYTES)
-        whole = _HEAD_BYTES + _PARITIES * size * self.lines * LINE_BYTES
+        self.lines = -(-max(line_bytes, min(num_bytes, ONE_SHOT_BYTES)) // DATA_BYTES)
+        self.pieces = count_units(num_bytes, size) * UNIT_BYTES // DATA_BYTES
+        flags = _PARITIES * _PHASES * _MOST_RANKS * MOST_BLOCKS
+        pieces = _PARITIES * _PHASES * size * self.pieces
+        lines = _PARITIES * size * self.lines
+        whole = _HEAD_BYTES + flags * _FLAG_BYTES + lines * LINE_BYTES + pieces * DATA_BYTES
         self.memory = [torch.zeros(whole, dtype=torch.uint8, device=device) for device in devices]
         places = torch.tensor([memory.data_ptr() for memory in self.memory], dtype=torch.int64)
         self.places = [places.to(device) for device in devices]  # the addresses of all boxes, on each GPU
@@ -42,6 +55,11 @@ class Boxes:
     def read_lost(self) -> list[int]:
         """Return which rank each rank misses, -1 for none; waits for the GPUs."""
         return [int(memory[:8].view(torch.int32)[1]) - 1 for memory in self.memory]
+
+
+def count_units(num_bytes: int, size: int) -> int:
+    """Return how many units a rank adds up of a sum of so many bytes."""
+    return -(-num_bytes // (UNIT_BYTES * size))
 
 
 def map_peers(devices: Sequence[torch.device]) -> None:

@@ -109,10 +109,17 @@ def add_linear(
     return NormInput(next_x, square_sums)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """Return x @ weight.T."""
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias."""
     out = _new(x, weight.shape[0])
-    _launch(Output.STORE, x, weight, out)
+    _launch(Output.STORE, x, weight, out, bias=bias)
+    return out
+
+
+def gated(x: Tensor, gate_up: Weight) -> Tensor:
+    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates."""
+    out = _new(x, gate_up.shape[0] // 2)
+    _launch(Output.GATE, x, gate_up, out)
     return out
 
 

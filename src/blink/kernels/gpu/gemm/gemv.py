@@ -84,6 +84,20 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+    """Return x @ weight.T + bias."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _launch(Output.STORE, x, weight, out, bias=bias)
+    return out
+
+
+def gated(x: Tensor, gate_up: Weight) -> Tensor:
+    """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates."""
+    out = x.new_empty(x.shape[0], gate_up.shape[0] // 2)
+    _launch(Output.GATE, x, gate_up, out)
+    return out
+
+
 def normed_linear(
     x: Tensor, norm_weight: Tensor, eps: float, weight: Weight, bias: Tensor | None = None, out: Tensor | None = None
 ) -> Tensor:

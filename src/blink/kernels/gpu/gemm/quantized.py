@@ -34,7 +34,8 @@ _FP8_ROWS = 16
 _CUDA_OF_BLOCKS = (12, 9)
 
 
-def _refuses_few(matrix: Matrix, rows: int) -> str | None:
+def refuses_few(matrix: Matrix, rows: int) -> str | None:
+    """Say why the kernels of decoding do not take so many rows and a packed weight; None: they do."""
     assert matrix.encoding is not None
     most = _FEW_ROWS[matrix.encoding]
     return f"with more than {most} rows others are faster" if rows > most else gemm.refuses(matrix, rows)
@@ -78,7 +79,7 @@ def _multiply_dequantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) 
     return add_bias(functional.linear(x, dequantize(weight, x.dtype)), bias)
 
 
-FEW_ROWS = Matmul("decode GEMM", _refuses_few, _multiply_few, _describe_few)
+FEW_ROWS = Matmul("decode GEMM", refuses_few, _multiply_few, _describe_few)
 FP8_ROWS = Matmul("cuBLAS FP8, scales of rows", _refuses_rows, _multiply_rows)
 FP8_BLOCKS = Matmul("cuBLAS FP8, scales of blocks", _refuses_blocks, _multiply_blocks)
 DEQUANTIZED = Matmul("dequantize, then cuBLAS", take_all, _multiply_dequantized)

@@ -50,16 +50,18 @@ def moe(
     activation: Activation = "silu",
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
     assert x.is_contiguous()
     max_tokens, hidden = x.shape
-    size = down.shape[2]
+    held, _, size = down.shape
     assert hidden % 16 == 0 and size % 16 == 0
-    routes = route(router_logits, num_tokens, top_k)
+    routes = route(router_logits, num_tokens, top_k).take(first, held)
     num_pairs = max_tokens * top_k
     inner = x.new_empty(num_pairs, size)
-    found = x.new_empty(num_pairs, hidden)
+    # Pairs with experts that are elsewhere are not written, and add nothing.
+    found = (x.new_empty if held == router_logits.shape[1] else x.new_zeros)(num_pairs, hidden)
     result = torch.empty_like(x)
     inner_bias, bias = biases or (None, None)
     multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias)

@@ -29,6 +29,10 @@ class Routes(NamedTuple):
     pairs: Tensor  # int32 [experts, tokens]; each expert's pairs, the first counts[expert]
     counts: Tensor  # int32 [experts]
 
+    def take(self, first: int, count: int) -> Routes:
+        """Return those of some experts, of which one is the first; pairs of others keep their weights."""
+        return Routes(self.weights, self.pairs[first : first + count], self.counts[first : first + count])
+
 
 def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
     """Rank each token's experts, of equals the lowest first. Tokens beyond num_tokens (int32 [1]) choose none."""

@@ -10,6 +10,7 @@ B and C each by itself.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as functional
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -48,6 +49,8 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
     chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
         *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=width, BLOCK=_KEPT
     )
+    if weights.ranks.size > 1:
+        return _finish_among(outputs, x.z, weights, out)
     of_group = size // weights.groups
     _finish[(tokens, weights.groups)](
         *(outputs, x.z, weights.norm, out, x.z.stride(0), weights.eps),
@@ -57,6 +60,15 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
         num_warps=_WARPS,
     )
     return out
+
+
+def _finish_among(outputs: Tensor, z: Tensor, weights: MambaWeights, out: Tensor) -> Tensor:
+    """Gate outputs, then normalise those of all ranks together, whose heads are of one group, into `out`.
+
+    For models that are not common: plain PyTorch, whose kernels a graph can hold.
+    """
+    gated = outputs.mul_(functional.silu(z.float()))
+    return torch.mul(gated.mul_(weights.find_rates(gated)), weights.norm, out=out)
 
 
 @triton.jit

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GEMMs of few rows without a norm, which ranks take, against the dequantized weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from blink.formats.base import matrix_of
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.packed import pack
+from blink.kernels.cpu.activation import activate
+from blink.kernels.gpu.device import has_clusters, has_warpgroups
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from blink.kernels.gpu.gemm import few_rows
+from blink.runner.gpu_device import RankDevice
+
+pytestmark = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")
+DEVICE = RankDevice()
+
+
+def draw(kind: str, n: int, k: int) -> tuple[object, Tensor]:
+    """Return a weight and what it stands for."""
+    weight = torch.randn(n, k, device="cuda") * k**-0.5
+    if kind == "bf16":
+        return weight.bfloat16(), weight.bfloat16().float()
+    matrix = quantize_fp8(weight)
+    return pack([matrix]), matrix.dequantize(torch.float32)
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    assert float((found.float() - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 20, 33, 64])
+@pytest.mark.parametrize(("n", "k"), [(3072, 4096), (4096, 2048), (4096, 7168)])
+def test_each_kernel_that_takes_a_gemm_computes_it(kind: str, rows: int, n: int, k: int) -> None:
+    torch.manual_seed(rows)
+    weight, exact = draw(kind, n, k)
+    x, bias = torch.randn(rows, k, device="cuda").bfloat16(), torch.randn(n, device="cuda").bfloat16()
+    matrix = matrix_of(weight)  # pyright: ignore[reportArgumentType]
+    taken = [one for one in DEVICE.matmuls[matrix.layout] if one.refuses(matrix, rows) is None]
+    assert (taken[0] is few_rows.GEMV) == (rows <= 2) and len(taken) > 1
+    for one in taken:
+        assert_near(one.multiply(x, weight, None), x.float() @ exact.T)
+        assert_near(one.multiply(x, weight, bias), x.float() @ exact.T + bias.float())
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 20, 32])
+def test_gated_gemms_have_the_activation(kind: str, rows: int) -> None:
+    torch.manual_seed(rows)
+    weight, exact = draw(kind, 2 * 7168, 4096)
+    x = torch.randn(rows, 4096, device="cuda").bfloat16()
+    matrix = matrix_of(weight)  # pyright: ignore[reportArgumentType]
+    taken = [one for one in (few_rows.GATED_GEMV, few_rows.GATED_GEMM) if one.refuses(matrix, rows) is None]
+    assert len(taken) == (2 if rows <= 2 else 1)
+    for one in taken:
+        assert_near(one.multiply(x, weight), activate(x.float() @ exact.T, "silu"))

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many GPUs a model needs, by its description: what doctor says and --tensor-parallel-size auto takes."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from blink.cli.flags import add_flags, build_config, to_flags
+from blink.cli.model_fit import examine_given_model
+from blink.cli.plan import PlanConfig
+from blink.config import EngineConfig, ModelConfig
+from blink.engine import boot
+from blink.engine.rank_fit import choose_size, measure_model
+from blink.errors import ConfigError
+from blink.formats.schemes import FP8_ROWS
+from blink.models.weight_bytes import count_weights
+from blink.models.weights.source import read_spec
+from blink.plan.gpus import find_gpu
+from tiny_model import write_tiny_model
+
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
+LARGE = CONFIGS / "llama-3-70b"
+H100 = int(find_gpu("h100").memory * 0.92)
+
+
+def measure(path: Path, room: int = H100, num_gpus: int = 8, **options: Any) -> dict[int, Any]:
+    config = EngineConfig(model=ModelConfig(model=str(path), load_format="dummy", **options))
+    return {one.size: one for one in measure_model(config, room, num_gpus)}
+
+
+def test_ranks_share_the_weights_and_what_is_left_holds_the_cache() -> None:
+    found = measure(LARGE)
+    whole = read_spec(LARGE)
+    assert [*found] == [1, 2, 4, 8]
+    assert found[1].weight_bytes == 2 * whole.num_parameters
+    norms = 2 * (2 * 80 + 1) * 8192  # which every rank has
+    assert all(one.size * (one.weight_bytes - norms) == found[1].weight_bytes - norms for one in found.values())
+    block = 2 * 80 * 16 * 8 * 128 * 2  # bytes of 16 tokens on one GPU
+    for one in (found[2], found[4]):
+        assert one.num_blocks == (H100 - (1 << 30) - one.weight_bytes) // (block // one.size)
+    assert [one.fits for one in found.values()] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "room", "options", "size"),
+    [
+        ("llama-3-70b", H100, {}, 2),
+        ("llama-3-70b", H100, {"quantization": "fp8"}, 1),
+        ("llama-3-70b", H100 // 2, {"quantization": "fp8"}, 2),
+        ("llama-3-70b", H100 // 2, {}, 4),
+        ("qwen3-235b-a22b", H100, {}, 8),
+        ("qwen3-235b-a22b", H100, {"quantization": "fp8"}, 4),
+    ],
+)
+def test_the_smallest_size_that_fits_is_taken(name: str, room: int, options: dict[str, str], size: int) -> None:
+    assert choose_size(measure(CONFIGS / name, room, 8, **options).values()) == size
+
+
+def test_a_model_that_fits_on_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"does not fit 2 of these GPUs.* 65\.7 GiB of weights"):
+        choose_size(measure(LARGE, H100 // 2, num_gpus=2).values())
+
+
+def test_the_flag_takes_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, EngineConfig)
+    config = build_config(EngineConfig, parser.parse_args(["--tensor-parallel-size", "auto"]))
+    assert build_config(EngineConfig, parser.parse_args(to_flags(config))) == config
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--tensor-parallel-size", "any"])
+    config = replace(config, model=ModelConfig(model=str(write_tiny_model(tmp_path)), load_format="dummy"))
+    assert boot._settle_ranks(replace(config, device="cpu")).tensor_parallel_size == 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 << 30))
+    assert boot._settle_ranks(config).tensor_parallel_size == 1
+    large = replace(config, model=ModelConfig(model=str(LARGE), load_format="dummy"))
+    with pytest.raises(ConfigError, match="does not fit 2"):
+        boot._settle_ranks(large)
+
+
+def test_doctor_says_what_each_gpu_would_hold() -> None:
+    findings = {one.subject: one.text for one in examine_given_model(str(LARGE), PlanConfig(gpu="h100"))}
+    assert "2: 65.7 GiB and 2483 KV blocks; 4: 32.9 GiB and" in findings["GPUs"]
+    assert "1: 131.4 GiB and too little room" in findings["GPUs"]
+
+
+def test_parts_of_an_output_layer_are_counted_once() -> None:
+    spec = replace(read_spec(LARGE), quantization=replace(FP8_ROWS, output=FP8_ROWS))
+    whole = count_weights(spec, 2, stays_quantized=True).total
+    part = count_weights(spec.split(2)[1], 2, stays_quantized=True).total
+    assert 0.5 < part / whole < 0.501
