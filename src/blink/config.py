@@ -144,16 +144,9 @@ class EngineConfig:
     stall_timeout: float = option(
         30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
     )
-    deterministic: bool = option(
-        False, "give a request the same bits whatever else runs (docs/deterministic.md); also VLLM_BATCH_INVARIANT=1"
-    )
+    deterministic: bool = option(False, "same bits whatever else runs: docs/deterministic.md; VLLM_BATCH_INVARIANT=1")
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
-    cpu_prompt_gemm: str = option(
-        "float32",
-        "how the CPU engine multiplies prompts with GGUF matrices; bfloat16: both rounded to it, from 32 tokens of a "
-        "step on, by a processor with AMX",
-        choices=("float32", "bfloat16"),
-    )
+    cpu_prompt_gemm: str = option("float32", "of prompts; bfloat16: rounds, on AMX", choices=("float32", "bfloat16"))
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
     @property

@@ -18,6 +18,7 @@ from triton.language.extra.cuda import globaltimer
 from blink.cli.main import main
 from blink.engine import boot, gpu_group
 from blink.engine.gpu_group import Follower
+from blink.plan.site import Bucket
 
 _SECONDS = 8  # after which a step goes on, so that nothing hangs for ever
 
@@ -33,9 +34,9 @@ def let_it_hang(begin: Path) -> None:
     """Let each step of the second rank wait while a word in the host's memory is set, which a thread does."""
     flag, run = torch.zeros(1, dtype=torch.int32).pin_memory(), Follower.run_step
 
-    def run_and_hang(follower: Follower, *sizes: int, **options: Any) -> None:
+    def run_and_hang(follower: Follower, size: Bucket, **options: Any) -> None:
         _hang[(1,)](flag, _SECONDS * 10**9)
-        run(follower, *sizes, **options)
+        run(follower, size, **options)
 
     def watch() -> None:
         while not begin.exists():

@@ -25,7 +25,7 @@ CONFIG = {
     "hidden_act": "silu",
     "eos_token_id": 2,
 }
-BLOCK_BYTES = 2 * 16 * 16 * 4  # of KV cache, for one layer and head: keys and values, tokens, head_dim, float32
+BLOCK_BYTES = 2 * 16 * 16 * 2  # of KV cache, for one layer and head: keys and values, tokens, head_dim, float16
 
 
 def write_tiny_model(folder: Path, **changes: int | str) -> Path:

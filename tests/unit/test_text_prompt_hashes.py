@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blink.text.prompt import HASH_BYTES, hash_blocks, hash_root
+from blink.region.block_hashes import HASH_BYTES, hash_blocks, hash_root
 
 KEY = bytes(range(16))
 _MASK = 2**64 - 1

@@ -103,14 +103,13 @@ class Engine(ABC):
         try:
             self._array = self._create_state()
             num_slots = int(self._geometry["num_slots"])
-            self._batch = map_batch(self._array, num_slots, StepKind.WHOLE)
-            self._segmented_batch = map_batch(self._array, num_slots, StepKind.SEGMENTED)
+            self._batch, self._segmented_batch = (map_batch(self._array, num_slots, kind) for kind in StepKind)
             write_vocabulary(vocabulary, self._array)
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
-            sockets = open_sockets(config, self._region, self._runner)
-            self._sockets = [*sockets, *open_publishers(self._region, config)]
+            self._sockets = open_sockets(config, self._region, self._runner)
+            self._publishers = open_publishers(self._region, config)
         except BaseException:
             self._region.remove()
             raise
@@ -167,7 +166,7 @@ class Engine(ABC):
         """Serve until drained or stopped and return the exit status: 0, or 1 after an error."""
         self._start()
         try:
-            for one in self._sockets:
+            for one in (*self._sockets, *self._publishers):
                 one.start()
             publish_region(self._region, self._config.region)
             self._region.keep_spare(self._config.region)
@@ -180,7 +179,7 @@ class Engine(ABC):
                 if self.state == EngineState.DRAINED or not self._keep_region():
                     self.stop()
         finally:
-            for one in self._sockets:
+            for one in (*self._sockets, *self._publishers):
                 one.close()
             self._end()
             self._region.remove_spare()

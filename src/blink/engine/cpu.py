@@ -138,7 +138,7 @@ class CpuEngine(Engine):
 
     def _open_control(self) -> None:
         """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
-        if self._followers is not None or self._config.lora.enable_lora:
+        if self._followers is not None or self._sockets:
             return
         try:
             self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))

@@ -20,11 +20,11 @@ from blink.engine.kv_event_wire import to_wire
 from blink.errors import ConfigError
 from blink.host.extras import how_to_install
 from blink.kv_events import KvEvents
+from blink.region.block_hashes import hash_root
 from blink.region.files import replica_rank
 from blink.region.kv_events import CacheEvent, KvEventRing
 from blink.region.layout import KvEventKind
 from blink.region.memory import Region
-from blink.text.prompt import hash_root
 
 if TYPE_CHECKING:
     import zmq

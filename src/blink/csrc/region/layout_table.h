@@ -165,8 +165,9 @@ inline const std::string& layout_text() {
     t.section("structs", [&] {
       t.structs<GraphSize, Geometry, Header, Statistics, Control, TraceEntry>();
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout, AdapterWords>();
-      t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, Account>();
-      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder>();
+      t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, MeasuredCost,
+                Account>();
+      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry>();
       t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
       t.structs<Registration, OriginRecord, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
                 DeviceProgram>();

@@ -57,7 +57,7 @@ BLINK_RARE_FN void page_adapters(Env& env, State& s, uint64_t now) {
     env.sync();
     if (s.copied_adapter > 0) return;
     const Rank first = first_of(env, s, s.waiting, s.num_waiting, now,
-                                [&](const Sequence& q) { return lacks_adapter(s, q) && has_turn(s, q, now); });
+                                [&](const Sequence& q) { return lacks_adapter(s, q) && may_be_next(s, q, now); });
     if (first.sequence == kNone) return;
     if (env.lane() == 0) order_copy(env, s, s.sequences[first.sequence], now);
     env.sync();

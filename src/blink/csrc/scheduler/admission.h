@@ -248,14 +248,14 @@ BLINK_RARE_FN bool admit(Env& env, State& s, Rank rank, StepTotals t, uint64_t n
 }
 
 // Whether a waiting sequence could run, if what it reads of the model's memory were there.
-BLINK_RARE_FN bool has_turn(const State& s, const Sequence& q, uint64_t now) {
+BLINK_RARE_FN bool may_be_next(const State& s, const Sequence& q, uint64_t now) {
   // Without a slot it would only keep those from running that have one.
   return s.pause_mode != PauseMode::kWait && q.skipped_pass != s.pass && can_start(s, q) &&
          (q.slot != kNone || s.qps[q.queue_pair].may_take) && class_runs(s, q, now) && has_automaton_room(s, q);
 }
 
 BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
-  return has_turn(s, q, now) && !lacks_adapter(s, q);
+  return may_be_next(s, q, now) && !lacks_adapter(s, q);
 }
 
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.

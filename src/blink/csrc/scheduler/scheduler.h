@@ -204,6 +204,21 @@ struct Glance {
   uint32_t is_segment;
 };
 
+// End with the error of what has failed in flight.
+template <class Env>
+BLINK_FN StepResult end_failed(Env& env, State& s) {
+  env.sync();
+  if (env.lane() == 0) {
+    const uint32_t failed = output_in_flight(s).failed;
+    if (failed >= kFirstLostRank)
+      fail(s, ErrorCode::kRankLost, BLINK_HERE, failed - kFirstLostRank);
+    else
+      fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
+  }
+  env.sync();
+  return StepResult::kFailed;
+}
+
 // Run one pass: while a step is in flight, poll; when it is over, retire it, compose the next, launch it and poll.
 template <class Env>
 BLINK_FN StepResult step(Env& env, State& s) {
@@ -227,18 +242,7 @@ BLINK_FN StepResult step(Env& env, State& s) {
     return s.failed ? StepResult::kFailed : StepResult::kBusy;
   }
   if (env.lane() == 0) s.retired_ns = glance.now;
-  if (glance.outcome == Outcome::kFailed) {
-    env.sync();
-    if (env.lane() == 0) {
-      const uint32_t failed = output_in_flight(s).failed;
-      if (failed >= kFirstLostRank)
-        fail(s, ErrorCode::kRankLost, BLINK_HERE, failed - kFirstLostRank);
-      else
-        fail(s, ErrorCode::kStepFailed, BLINK_HERE, uint32_t(s.step));
-    }
-    env.sync();
-    return StepResult::kFailed;
-  }
+  if (glance.outcome == Outcome::kFailed) return end_failed(env, s);
   const bool may_go_on = was_in_flight && !is_pausing(s) && !expects_hold(s, glance.now);
   const bool is_fast = may_go_on && take_fast_path(env, s);
   if (!is_fast) {

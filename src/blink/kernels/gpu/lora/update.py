@@ -4,7 +4,7 @@
 """The update of a GEMM's results by the adapters of its tokens: a kernel for x A^T (shrink), another for B (expand).
 
 A program has a tile of tokens and one of the adapters in it; where tiles are many, it goes through them all. Each token
-has one adapter at most, so programs never write the same element. Shrink splits k, and expand adds the parts up.
+has one adapter at most, so programs never write the same element. Shrink shares k, and expand adds the parts up.
 """
 
 from __future__ import annotations
@@ -73,19 +73,19 @@ def add_update(
     ways = min(len(stack.up), _MOST_WAYS) if tokens <= _FEW_TOKENS else 1
     block_k = _BLOCK_K_BYTES // x.element_size()
     most = min(_MANY_PROGRAMS // (tiles * width // rank_tile), _MOST_SUMMED // (block * rank_tile))
-    chunk, splits = _split(x.shape[1], max(most, 1), block_k)
+    chunk, shares = _split(x.shape[1], max(most, 1), block_k)
     pdl = early and x.is_cuda and has_clusters()
     assert x.stride(1) == result.stride(1) == 1 and result.shape == (tokens, stack.up.shape[1])
-    found = torch.empty(splits, tokens, width, dtype=torch.float32, device=x.device)
-    _shrink[(tiles, width // rank_tile, splits * ways)](
+    found = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
+    _shrink[(tiles, width // rank_tile, shares * ways)](
         x, stack.down, places, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
         WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
     _expand[(tiles, stack.up.shape[1] // stack.tile, ways)](
         found, factors, stack.up, stack.parts, places, result,
-        tokens, splits, width, result.stride(0), stack.up.stride(0),
+        tokens, shares, width, result.stride(0), stack.up.stride(0),
         WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile,
-        SPLITS=triton.next_power_of_2(splits), PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
+        SPLITS=triton.next_power_of_2(shares), PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
 
 
@@ -149,9 +149,9 @@ def _shrink(
         one = _find_place(place, nth, BLOCK)
 
 
-@triton.jit(do_not_specialize=["tokens", "splits"])
+@triton.jit(do_not_specialize=["tokens", "shares"])
 def _expand(
-    found, factors, up, parts, places, result, tokens, splits, width, result_stride, up_stride,
+    found, factors, up, parts, places, result, tokens, shares, width, result_stride, up_stride,
     WAYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -172,7 +172,7 @@ def _expand(
             rank = first + tl.arange(0, RANK_TILE)
             split = tl.arange(0, SPLITS)
             row = split.to(tl.int64)[:, None] * tokens + token[None, :]
-            is_there = (split < splits)[:, None] & rows[None, :]
+            is_there = (split < shares)[:, None] & rows[None, :]
             at = row[:, :, None] * width + (start + rank)[None, None, :]
             left = tl.sum(tl.load(found + at, mask=is_there[:, :, None], other=0.0), axis=0)
             if factors is not None:

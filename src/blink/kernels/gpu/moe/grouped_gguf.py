@@ -151,7 +151,7 @@ def _multiply_expert_row(
     SIZE: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute some columns of one pair's result, with an up format those of gates and ups."""
+    """Compute some columns of one pair's result, with an up format that of the fused gate-up GEMM."""
     if PDL:
         start_pdl()
     expert, row, _ = find_tile(counts, num_experts, 1, EXPERTS_BLOCK)
@@ -178,7 +178,7 @@ def _multiply_expert_tile(
     UNITS: tl.constexpr, EVEN_DEPTH: tl.constexpr, EXPERTS_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Compute one tile of one expert's GEMM, with an up format those of gates and ups."""
+    """Compute one tile of one expert's GEMM, with an up format that of the fused gate-up GEMM."""
     if PDL:
         start_pdl()
     expert, row, count = find_tile(counts, num_experts, ROWS_BLOCK, EXPERTS_BLOCK)
