@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands of Blink as processes that are forked off one that has imported what they need: each starts seconds earlier.
 
-The process that forks is this file as a program. It reads commands from its standard input, a JSON object a line, and
-writes the ids and the ends of processes to its standard output.
+The process that forks is this file as a program. Its standard input is a socket, where each message is a JSON object
+with a command, and the files that are to be its standard output and error. It writes the ids and the ends of processes
+to its own standard output, a JSON object a line.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,7 +86,9 @@ class _Forker:
 
     def __init__(self) -> None:
         command = [sys.executable, str(Path(__file__))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=subprocess.PIPE)
         atexit.register(self._process.terminate)
         self._changed = threading.Condition()
         self._started: list[int] = []
@@ -96,9 +100,7 @@ class _Forker:
         """Start a process and return its id."""
         order = {"arguments": arguments, "environment": dict(environment), "folder": str(Path.cwd())}
         with self._asking:
-            assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
+            socket.send_fds(self._orders, [json.dumps(order).encode()], [1, 2])
             with self._changed:
                 assert self._changed.wait_for(lambda: self._started, 300), "the process that forks has ended"
                 return self._started.pop()
@@ -122,7 +124,7 @@ class _Forker:
 
 
 def _serve() -> list[str] | None:
-    """Fork for each line of the standard input, and tell how what was forked ends.
+    """Fork for each message of the standard input, and tell how what was forked ends.
 
     Returns the arguments in a process that was forked, None at the end of the input.
     """
@@ -130,45 +132,46 @@ def _serve() -> list[str] | None:
         with suppress(ImportError):  # a command that needs it says so
             importlib.import_module(module)
     gc.freeze()
-    ends = os.dup(1)
-    os.dup2(2, 1)
     woken, waker = os.pipe()
     os.set_blocking(waker, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker)
-    rest = b""
+    orders = socket.socket(fileno=0)
     while True:
-        ready, _, _ = select.select([0, woken], [], [])
+        ready, _, _ = select.select([orders, woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
-            _tell_ends(ends)
-        if 0 not in ready:
+            _tell_ends()
+        if orders not in ready:
             continue
-        read = os.read(0, 1 << 20)
-        if not read:
+        message, outputs, _, _ = socket.recv_fds(orders, 1 << 20, 2)
+        if not message:
             return None
-        *lines, rest = (rest + read).split(b"\n")
-        for line in lines:
-            pid = os.fork()
-            if pid == 0:
-                return _become(json.loads(line), (ends, woken, waker))
-            _tell(ends, pid=pid)
+        pid = os.fork()
+        if pid == 0:
+            orders.detach()
+            return _become(json.loads(message), outputs, (woken, waker))
+        for file in outputs:
+            os.close(file)
+        _tell(pid=pid)
 
 
-def _become(order: dict[str, Any], own: Sequence[int]) -> list[str]:
+def _become(order: dict[str, Any], outputs: Sequence[int], own: Sequence[int]) -> list[str]:
     """Take over what a new process would have; return its arguments. own: files that it would not."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for target, file in enumerate((os.open(os.devnull, os.O_RDONLY), *outputs)):
+        os.dup2(file, target)
+        os.close(file)
     for file in own:
         os.close(file)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(order["environment"])
     os.chdir(order["folder"])
     return order["arguments"]
 
 
-def _tell_ends(ends: int) -> None:
+def _tell_ends() -> None:
     """Tell all processes that have ended."""
     while True:
         try:
@@ -177,11 +180,11 @@ def _tell_ends(ends: int) -> None:
             return
         if pid == 0:
             return
-        _tell(ends, pid=pid, status=os.waitstatus_to_exitcode(status))
+        _tell(pid=pid, status=os.waitstatus_to_exitcode(status))
 
 
-def _tell(ends: int, **event: int) -> None:
-    os.write(ends, json.dumps(event).encode() + b"\n")
+def _tell(**event: int) -> None:
+    os.write(1, json.dumps(event).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How matrices of a GGUF file stay quantised on a device, and their rows as the file holds them."""
+"""How matrices of a GGUF file stay quantized on a device, and their rows as the file holds them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MakeExperts = Callable[
 
 @dataclass(frozen=True, slots=True)
 class KeepBlocks:
-    """How matrices stay quantised: what makes a weight on a device of rows as a file holds them, and of columns."""
+    """How matrices stay quantized: what makes a weight on a device of rows as a file holds them, and of columns."""
 
     make: Callable[[Sequence[GgufRows], int, torch.device], QuantizedEmbedding]
     device: torch.device  # where weights are, unless another is given
