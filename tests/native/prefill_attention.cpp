@@ -1,25 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // csrc/kernels/prefill/attention.cu on the host's threads behind a C API, one block after the other.
+#include "attention_tensors.h"
 #include "kernels/prefill/attention.cu"
 
 using namespace blink;
 
-struct Tensors {
-  const char *cache, *query;
-  const int *block_tables, *items;
-  int* counters;
-  float *partials, *lses;
-  char* out;
-};
-
 template <int kGroup, int kKvHeads, int kBlockSize>
 static void run(const Tensors& tensors, int num_blocks, int table_stride, int items, float scale) {
   constexpr long token = kKvHeads * kHeadDim;
-  PromptArgs args{};
+  PromptArgs args = make_arguments(tensors, table_stride, scale);
   args.cells = Boxes{tensors.cache, {token, 64, 8 * token, num_blocks * kBlockSize * token}, {8, 2, kBlockSize / 8, 1}};
-  args.query = reinterpret_cast<const Bf16*>(tensors.query), args.out = reinterpret_cast<Bf16*>(tensors.out);
-  args.block_tables = tensors.block_tables, args.table_stride = table_stride, args.items = tensors.items;
-  args.counters = tensors.counters, args.partials = tensors.partials, args.lses = tensors.lses, args.scale = scale;
   for (int i = 0; i < items * kKvHeads; i++) {
     phases.clear();
     multiplying[0] = std::make_unique<std::barrier<>>(kTileThreads);

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from blink.region.layout import CONSTANTS
+from blink.region.block_hashes import HASH_BYTES
 from blink.request.prefix_table import PrefixTable
 
-_HASH_BYTES = CONSTANTS["block_hash_bytes"]
 _MAX_POINTS = 256  # blocks of a prompt; what follows them decides nothing
 _MAX_IMBALANCE = 16  # load that an engine with the prompt's beginning may have beyond the least loaded one
 _BLOCKS_PER_LOAD = 2  # cached blocks that one running sequence more is worth
@@ -59,7 +58,7 @@ class PrefixRouter:
         cached, num_blocks = self._table.longest(_points(block_hashes), lives)
         bound = lowest + min(_MAX_IMBALANCE, num_blocks // _BLOCKS_PER_LOAD)
         near = {engine for engine, _ in cached if weights[engine] <= bound}
-        first = block_hashes[:_HASH_BYTES]
+        first = block_hashes[:HASH_BYTES]
 
         def order(engine: int) -> tuple[bool, int, int, bytes]:
             chance = blake2b(first, digest_size=8, key=bytes([engine])).digest() if first else b""
@@ -80,5 +79,5 @@ class PrefixRouter:
 
 def _points(block_hashes: bytes) -> tuple[bytes, ...]:
     """Return the hash of each of the first blocks: it covers all that comes before, too."""
-    end = min(len(block_hashes), _MAX_POINTS * _HASH_BYTES)
-    return tuple(block_hashes[at : at + _HASH_BYTES] for at in range(0, end, _HASH_BYTES))
+    end = min(len(block_hashes), _MAX_POINTS * HASH_BYTES)
+    return tuple(block_hashes[at : at + HASH_BYTES] for at in range(0, end, HASH_BYTES))

@@ -2,8 +2,7 @@
 // Latent attention (MLA) over the paged cache, on Hopper. A block takes up to 64 pairs of query and query head, and one
 // chunk of their keys, the last ones first. What a token keeps is read once: all of it is a key, and its latent is the
 // value too. Each of two warpgroups computes the scores and half of the values' dims; a third one copies tokens ahead.
-#include "kernels/prefill/softmax.cuh"
-#include "kernels/prefill/warpgroups.cuh"
+#include "kernels/prefill/results.cuh"
 
 namespace blink {
 
@@ -17,10 +16,12 @@ constexpr int kLatentGroupBytes = kLatentParts * 1024;             // of eight k
 constexpr int kLatentBytes = kLatentKeys / 8 * kLatentGroupBytes;  // of a turn's keys
 constexpr int kLatentQueryBytes = kLatentParts * kLatentPairs * 128;
 
-template <int kGroup, int kGroups, int kBlockSize>
+// kKvHeads: groups of query heads, which share one vector of each token.
+template <int kGroup, int kKvHeads, int kBlockSize>
 struct LatentShape {
-  static constexpr int group = kGroup, groups = kGroups, block_size = kBlockSize;
-  static constexpr int blocks = kLatentKeys / kBlockSize;  // of the cache, in a turn
+  static constexpr int group = kGroup, kv_heads = kKvHeads, block_size = kBlockSize;
+  static constexpr int pairs = kLatentPairs, width = kLatentRank;  // of a block; of a result
+  static constexpr int blocks = kLatentKeys / kBlockSize;          // of the cache, in a turn
   static_assert(kBlockSize % 8 == 0 && kLatentKeys % kBlockSize == 0 && kGroup <= kLatentPairs);
 };
 
@@ -44,18 +45,6 @@ __device__ inline int first_key_of(const PromptItem& item, int turn) {
 __device__ inline unsigned long long describe_latents(const void* tile) {
   constexpr unsigned long long part = 1024 >> 4, keys = kLatentGroupBytes >> 4;
   return (unsigned long long)(shared_address(tile) >> 4) | part << 16 | keys << 32 | 1ull << 62;
-}
-
-// Where a pair's row stands among those of all tokens and heads.
-template <class S>
-__device__ inline long row_of_pair(const PromptItem& item, int head, int pair) {
-  return ((long(item.first_token) + pair / S::group) * S::groups + head) * S::group + pair % S::group;
-}
-
-// Which of all pairs' parts a chunk leaves.
-template <class S>
-__device__ inline long part_of_pair(int partial, int head, int pair) {
-  return (long(partial) * S::groups + head) * kLatentPairs + pair;
 }
 
 // What the copying warp does: the cache's blocks of each turn, one for each of the first lanes.
@@ -172,76 +161,6 @@ __device__ inline void attend_turns(const PromptArgs& args, const PromptItem& it
   }
 }
 
-// Write what a thread has of rows whose keys are all here, or leave it as one of several parts.
-template <class S>
-__device__ inline void write_latents(const PromptArgs& args, const PromptItem& item, int head, const LatentPlace& at,
-                                     const float (&attended)[128], const PromptSums& sums) {
-#pragma unroll
-  for (int row = 0; row < 2; row++) {
-    float total = sums.total[row];
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    const int pair = at.pair(row), column = at.group * kLatentDims + at.lane % 4 * 2;
-    if (pair >= item.num_queries * S::group) continue;
-    const float seen = total > 0 ? total : 1, rate = 1 / seen;
-    Bf16* out = args.out + row_of_pair<S>(item, head, pair) * kLatentRank + column;
-    const long place = part_of_pair<S>(item.partial, head, pair);
-    float* part = args.partials + place * kLatentRank + column;
-#pragma unroll
-    for (int i = 0; i < 32; i++) {
-      const float low = attended[4 * i + 2 * row] * rate, high = attended[4 * i + 2 * row + 1] * rate;
-      if (item.num_chunks == 1)
-        *reinterpret_cast<unsigned*>(out + 8 * i) = to_bf16_pair(low, high);
-      else
-        *reinterpret_cast<float2*>(part + 8 * i) = {low, high};
-    }
-    if (item.num_chunks > 1 && column == 0) args.lses[place] = sums.best[row] * args.scale + log2f(seen);
-  }
-}
-
-// Tell whether all other chunks of the item's queries have left their parts.
-template <class S>
-__device__ inline bool is_last_chunk(const PromptArgs& args, const PromptItem& item, int head, LatentShared& shared) {
-  sync_multiplying();
-  if (threadIdx.x == 0) {
-    int* counter = args.counters + item.first_partial * S::groups + head;
-    shared.is_last = count_part(counter) == item.num_chunks - 1;
-    if (shared.is_last) *counter = 0;
-  }
-  sync_multiplying();
-  return shared.is_last;
-}
-
-// Write the mean of all parts, weighted with their sums of exponentials: a warp one pair after the other.
-template <class S>
-__device__ inline void combine_latents(const PromptArgs& args, const PromptItem& item, int head) {
-  constexpr int quads = kLatentRank / 128;  // of numbers, of each lane
-  const int lane = threadIdx.x % 32;
-  for (int pair = threadIdx.x / 32; pair < item.num_queries * S::group; pair += kTileThreads / 32) {
-    float best = kNoScore, total = 0;
-    float4 sum[quads] = {};
-#pragma unroll 4
-    for (int chunk = 0; chunk < item.num_chunks; chunk++) {
-      const long place = part_of_pair<S>(item.first_partial + chunk, head, pair);
-      const float lse = load_from_l2(args.lses + place), higher = fmaxf(best, lse);
-      const float weight = exp2_fast(lse - higher), shrink = exp2_fast(best - higher);
-#pragma unroll
-      for (int i = 0; i < quads; i++) {
-        const auto* from = reinterpret_cast<const float4*>(args.partials + place * kLatentRank) + i * 32 + lane;
-        const float4 part = load_from_l2(from);
-        sum[i].x = sum[i].x * shrink + part.x * weight, sum[i].y = sum[i].y * shrink + part.y * weight;
-        sum[i].z = sum[i].z * shrink + part.z * weight, sum[i].w = sum[i].w * shrink + part.w * weight;
-      }
-      total = total * shrink + weight, best = higher;
-    }
-    Bf16* out = args.out + row_of_pair<S>(item, head, pair) * kLatentRank + lane * 4;
-#pragma unroll
-    for (int i = 0; i < quads; i++)
-      *reinterpret_cast<uint2*>(out + i * 128) = {to_bf16_pair(sum[i].x / total, sum[i].y / total),
-                                                  to_bf16_pair(sum[i].z / total, sum[i].w / total)};
-  }
-}
-
 template <class S>
 __device__ inline void attend_pairs(const PromptArgs& args, const PromptItem& item, int head, LatentShared& shared) {
   const LatentPlace at(item, S::group);
@@ -251,13 +170,13 @@ __device__ inline void attend_pairs(const PromptArgs& args, const PromptItem& it
     load_pairs<S>(args, item, head, shared);
     attend_turns(args, item, at, attended, sums, shared);
   }
-  write_latents<S>(args, item, head, at, attended, sums);
-  if (item.num_chunks > 1 && is_last_chunk<S>(args, item, head, shared)) combine_latents<S>(args, item, head);
+  write_sums<S>(args, item, head, at, attended, sums, at.group * kLatentDims);
+  combine_if_last<S>(args, item, head, shared.is_last);
 }
 
-template <int kGroup, int kGroups, int kBlockSize>
+template <int kGroup, int kKvHeads, int kBlockSize>
 __global__ void __launch_bounds__(kTileThreads + 128, 1) attend_latents(const __grid_constant__ PromptArgs args) {
-  using S = LatentShape<kGroup, kGroups, kBlockSize>;
+  using S = LatentShape<kGroup, kKvHeads, kBlockSize>;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<LatentShared*>(memory);
   if (threadIdx.x == 0) {

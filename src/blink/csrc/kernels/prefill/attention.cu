@@ -3,8 +3,7 @@
 // head of one KV head, half of them for each of two warpgroups. It takes one chunk of their keys, the last ones first.
 // A third warpgroup copies keys and values ahead. While a warpgroup weighs the scores of a tile of keys, the values of
 // the tile before are multiplied. The two begin their GEMMs in turn: Shah et al., FlashAttention-3 (arXiv 2407.08608).
-#include "kernels/prefill/softmax.cuh"
-#include "kernels/prefill/tiles.cuh"
+#include "kernels/prefill/results.cuh"
 
 namespace blink {
 
@@ -57,19 +56,6 @@ struct PromptPlace {
   __device__ int pair(int row) const { return group * 64 + warp * 16 + row * 8 + lane / 4; }
 };
 
-// Where a pair's elements begin in queries and results.
-template <class S>
-__device__ inline long place_of(const PromptItem& item, int head, int pair) {
-  const long token = long(item.first_token) + pair / S::group;
-  return (token * S::heads + head * S::group + pair % S::group) * kHeadDim;
-}
-
-// Which of all pairs' parts a chunk leaves.
-template <class S>
-__device__ inline long part_of(int partial, int head, int pair) {
-  return (long(partial) * S::kv_heads + head) * kTilePairs + pair;
-}
-
 // Bring the warpgroup's queries to shared memory, as boxes; those that there are not are zeros.
 template <class S>
 __device__ inline void load_queries(const PromptArgs& args, const PromptItem& item, int head, PromptShared& shared) {
@@ -78,7 +64,7 @@ __device__ inline void load_queries(const PromptArgs& args, const PromptItem& it
   for (int i = threadIdx.x % 128; i < 64 * 16; i += 128) {
     const int row = i / 16, chunk = i % 16, pair = group * 64 + row;
     const bool inside = pair < item.num_queries * S::group;
-    const Vec16 part = inside ? load(args.query + place_of<S>(item, head, pair) + chunk * 8) : Vec16{};
+    const Vec16 part = inside ? load(args.query + row_of_pair<S>(item, head, pair) * S::width + chunk * 8) : Vec16{};
     char* to = shared.queries[group] + chunk / 8 * 8192 + row * 128 + (chunk % 8 ^ row % 8) * 16;
     *reinterpret_cast<Vec16*>(to) = part;
   }
@@ -171,68 +157,6 @@ __device__ inline void attend_keys(const PromptArgs& args, const PromptItem& ite
   keep(attended);
 }
 
-// Write what a thread has of a tile whose keys are all here, or leave it as one of several parts.
-template <class S>
-__device__ inline void write_rows(const PromptArgs& args, const PromptItem& item, int head, const PromptPlace<S>& at,
-                                  const float (&attended)[64], const PromptSums& sums) {
-#pragma unroll
-  for (int row = 0; row < 2; row++) {
-    float total = sums.total[row];
-    total += __shfl_xor_sync(~0u, total, 1);
-    total += __shfl_xor_sync(~0u, total, 2);
-    const int pair = at.pair(row), column = at.lane % 4 * 2;
-    if (pair >= item.num_queries * S::group) continue;
-    const float seen = total > 0 ? total : 1, rate = 1 / seen;
-    Bf16* out = args.out + place_of<S>(item, head, pair) + column;
-    const long place = part_of<S>(item.partial, head, pair);
-    float* part = args.partials + place * kHeadDim + column;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-      const float low = attended[4 * i + 2 * row] * rate, high = attended[4 * i + 2 * row + 1] * rate;
-      if (item.num_chunks == 1)
-        *reinterpret_cast<unsigned*>(out + 8 * i) = to_bf16_pair(low, high);
-      else
-        *reinterpret_cast<float2*>(part + 8 * i) = {low, high};
-    }
-    if (item.num_chunks > 1 && column == 0) args.lses[place] = sums.best[row] * args.scale + log2f(seen);
-  }
-}
-
-// Tell whether all other chunks of the tile have left their parts.
-template <class S>
-__device__ inline bool ends_tile(const PromptArgs& args, const PromptItem& item, int head, PromptShared& shared) {
-  sync_multiplying();
-  if (threadIdx.x == 0) {
-    int* counter = args.counters + item.first_partial * S::kv_heads + head;
-    shared.is_last = count_part(counter) == item.num_chunks - 1;
-    if (shared.is_last) *counter = 0;
-  }
-  sync_multiplying();
-  return shared.is_last;
-}
-
-// Write the mean of a tile's parts, weighted with their sums of exponentials: a warp one pair after the other.
-template <class S>
-__device__ inline void combine_parts(const PromptArgs& args, const PromptItem& item, int head) {
-  const int lane = threadIdx.x % 32;
-  for (int pair = threadIdx.x / 32; pair < item.num_queries * S::group; pair += kTileThreads / 32) {
-    float best = kNoScore, total = 0;
-    float4 sum = {};
-    for (int chunk = 0; chunk < item.num_chunks; chunk++) {
-      const long place = part_of<S>(item.first_partial + chunk, head, pair);
-      const float lse = load_from_l2(args.lses + place), higher = fmaxf(best, lse);
-      const float4 part = load_from_l2(reinterpret_cast<const float4*>(args.partials + place * kHeadDim) + lane);
-      const float weight = exp2_fast(lse - higher), shrink = exp2_fast(best - higher);
-      sum.x = sum.x * shrink + part.x * weight, sum.y = sum.y * shrink + part.y * weight;
-      sum.z = sum.z * shrink + part.z * weight, sum.w = sum.w * shrink + part.w * weight;
-      total = total * shrink + weight, best = higher;
-    }
-    Bf16* out = args.out + place_of<S>(item, head, pair) + lane * 4;
-    *reinterpret_cast<uint2*>(out) = {to_bf16_pair(sum.x / total, sum.y / total),
-                                      to_bf16_pair(sum.z / total, sum.w / total)};
-  }
-}
-
 template <class S>
 __device__ inline void attend_item(const PromptArgs& args, const PromptItem& item, int head, PromptShared& shared) {
   const PromptPlace<S> at(item);
@@ -242,8 +166,8 @@ __device__ inline void attend_item(const PromptArgs& args, const PromptItem& ite
     load_queries<S>(args, item, head, shared);
     attend_keys<S>(args, item, at, attended, sums, shared);
   }
-  write_rows<S>(args, item, head, at, attended, sums);
-  if (item.num_chunks > 1 && ends_tile<S>(args, item, head, shared)) combine_parts<S>(args, item, head);
+  write_sums<S>(args, item, head, at, attended, sums);
+  combine_if_last<S>(args, item, head, shared.is_last);
 }
 
 template <int kGroup, int kKvHeads, int kBlockSize>

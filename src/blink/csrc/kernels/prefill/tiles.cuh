@@ -24,8 +24,8 @@ constexpr int kPipelineTiles = 2;  // of keys, and as many of values
 template <int kGroup, int kKvHeads, int kBlockSize>
 struct PromptShape {
   static constexpr int group = kGroup, kv_heads = kKvHeads, block_size = kBlockSize;
-  static constexpr int heads = kGroup * kKvHeads;
-  static constexpr int blocks = kTileKeys / kBlockSize;  // of the cache, in a tile
+  static constexpr int pairs = kTilePairs, width = kHeadDim;  // of a tile; of a result
+  static constexpr int blocks = kTileKeys / kBlockSize;       // of the cache, in a tile
   static_assert(kBlockSize % 8 == 0 && kTileKeys % kBlockSize == 0 && kGroup <= kTilePairs);
 };
 

@@ -71,7 +71,21 @@ def attend_prompts(
     group = num_heads // kv_heads
     assert _refuses_sizes(head_dim, group, block_size, (name_dtype(query.dtype), name_dtype(cache.dtype))) is None
     assert not (options.window or options.softcap) and options.sinks is None
-    arguments = args(
+    arguments = pack_arguments(query, cache, block_tables, work, result, options.scale_for(head_dim))
+    launch(
+        compile_kernel(f"blink::attend_prompts<{group}, {kv_heads}, {block_size}>", _SOURCE),
+        (kv_heads, len(work.items)),
+        32 * TILE.num_warps,
+        arguments,
+        shared_bytes=_SHARED_BYTES,
+    )
+
+
+def pack_arguments(
+    query: Tensor, cache: LayerCache, block_tables: Tensor, work: WorkList, result: Tensor, scale: float
+) -> bytes:
+    """Return what kernels of warpgroups take; scale: of the scores, whose exponentials are powers of 2."""
+    return args(
         "PromptArgs",
         cells=encode_token_groups(cache),
         query=query,
@@ -81,13 +95,6 @@ def attend_prompts(
         partials=work.partials,
         lses=work.lses,
         out=result,
-        scale=options.scale_for(head_dim) * math.log2(math.e),
+        scale=scale * math.log2(math.e),
         table_stride=block_tables.stride(0),
-    )
-    launch(
-        compile_kernel(f"blink::attend_prompts<{group}, {kv_heads}, {block_size}>", _SOURCE),
-        (kv_heads, len(work.items)),
-        32 * TILE.num_warps,
-        arguments,
-        shared_bytes=_SHARED_BYTES,
     )

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from torch import Tensor
 
 from blink.formats.base import name_dtype
-from blink.kernels.gpu.arguments import args
+from blink.kernels.gpu.attention.prefill import pack_arguments
 from blink.kernels.gpu.attention.work import Tile, WorkList
 from blink.kernels.gpu.device import has_warpgroups
 from blink.kernels.gpu.latent.sizes import count_heads
 from blink.kernels.gpu.launch import compile_kernel, launch
-from blink.kernels.gpu.tensor_map import encode_token_groups
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LatentSizes
 from blink.plan.site import first_reason
@@ -61,23 +59,10 @@ def attend_latents(
     assert refuses(sizes, cache.block_size, (name_dtype(query.dtype), name_dtype(cache.dtype))) is None
     group = count_heads(sizes.heads)
     groups = sizes.heads // group
-    arguments = args(
-        "PromptArgs",
-        cells=encode_token_groups(cache),
-        query=query,
-        block_tables=block_tables,
-        items=work.items,
-        counters=work.counters,
-        partials=work.partials,
-        lses=work.lses,
-        out=result,
-        scale=scale * math.log2(math.e),
-        table_stride=block_tables.stride(0),
-    )
     launch(
         compile_kernel(f"blink::attend_latents<{group}, {groups}, {cache.block_size}>", _SOURCE),
         (groups, len(work.items)),
         32 * work.tile.num_warps,
-        arguments,
+        pack_arguments(query, cache, block_tables, work, result, scale),
         shared_bytes=_SHARED_BYTES,
     )

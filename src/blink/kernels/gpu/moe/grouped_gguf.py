@@ -9,6 +9,7 @@ As gemm/gguf.py's GEMM it is transposed, weight * x. Gates and ups may have diff
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
@@ -69,79 +70,61 @@ def multiply_gguf_experts(
     tiling: GgufExpertTiling | None = None,
 ) -> None:
     """Do what multiply_grouped() of grouped.py describes, without biases; tiling: None for one that suits."""
-    num_experts, max_tokens = routes.pairs.shape
-    (num_pairs, columns), depth, is_gated = result.shape, x.shape[1], activation is not None
+    num_experts, (num_pairs, columns), is_gated = len(routes.pairs), result.shape, activation is not None
+    depth = x.shape[1]
     assert weight.shape == (num_experts, columns * (1 + is_gated), depth) and len(weight.stacks) == 1 + is_gated
+    operands = _list_operands(x, weight, routes, result)
+    sizes = _list_sizes(weight, num_experts, columns, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl)
     if tiling is None and num_pairs <= _MAX_GEMV_PAIRS:
-        _multiply_few(x, weight, routes, result, pairs_per_row=pairs_per_row, activation=activation, pdl=pdl)
+        # A GEMV for each pair: experts that several pairs have are read from L2 again.
+        wide, units = choose_gemv_tile(depth)
+        grid = num_pairs, triton.cdiv(columns, wide)
+        _multiply_expert_row[grid](*operands, COLUMNS=wide, UNITS=units, num_warps=NUM_WARPS, **sizes)
         return
     tiling = tiling or choose_gguf_expert_tiling(num_pairs, num_experts, columns, is_gated=is_gated)
     # Every expert in use may leave one tile partly filled.
     max_tiles = min(num_experts, num_pairs) + num_pairs // tiling.rows
     _multiply_expert_tile[(max_tiles, columns // tiling.columns)](
-        x,
-        *list_arrays(weight.stacks[0]),
-        *list_arrays(weight.stacks[-1]),
-        routes.pairs,
-        routes.counts,
-        result,
-        max_tokens,
-        num_experts,
-        PAIRS_PER_ROW=pairs_per_row,
-        ACTIVATION=activation,
-        FORMAT=weight.stacks[0].format.name,
-        UP_FORMAT=weight.stacks[1].format.name if is_gated else "",
-        SIZE=columns,
-        DEPTH=depth,
+        *operands,
         ROWS_BLOCK=tiling.rows,
         COLUMNS_BLOCK=tiling.columns,
         UNITS=tiling.units,
         EVEN_DEPTH=depth % (tiling.units * GGUF_UNIT) == 0,
-        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        PDL=pdl,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
-        **launch_options(pdl=pdl),
+        **sizes,
     )
 
 
-def _multiply_few(
-    x: Tensor,
+def _list_operands(x: Tensor, weight: GgufExperts, routes: Routes, result: Tensor) -> tuple[Tensor | int, ...]:
+    """Return the first arguments of both kernels."""
+    num_experts, max_tokens = routes.pairs.shape
+    arrays = (*list_arrays(weight.stacks[0]), *list_arrays(weight.stacks[-1]))
+    return (x, *arrays, routes.pairs, routes.counts, result, max_tokens, num_experts)
+
+
+def _list_sizes(
     weight: GgufExperts,
-    routes: Routes,
-    result: Tensor,
+    num_experts: int,
+    columns: int,
     *,
     pairs_per_row: int,
     activation: Activation | None,
     pdl: bool,
-) -> None:
-    """Do the same by a GEMV for each pair: experts that several pairs have are read from L2 again."""
-    num_experts, max_tokens = routes.pairs.shape
-    (num_pairs, columns), depth = result.shape, x.shape[1]
-    wide, units = choose_gemv_tile(depth)
-    _multiply_expert_row[(num_pairs, triton.cdiv(columns, wide))](
-        x,
-        *list_arrays(weight.stacks[0]),
-        *list_arrays(weight.stacks[-1]),
-        routes.pairs,
-        routes.counts,
-        result,
-        max_tokens,
-        num_experts,
-        PAIRS_PER_ROW=pairs_per_row,
-        ACTIVATION=activation,
-        FORMAT=weight.stacks[0].format.name,
-        UP_FORMAT="" if activation is None else weight.stacks[1].format.name,
-        SIZE=columns,
-        DEPTH=depth,
-        COLUMNS=wide,
-        UNITS=units,
-        EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
-        PDL=pdl,
-        num_warps=NUM_WARPS,
+) -> dict[str, Any]:
+    """Return what both kernels are compiled for, and how they are launched."""
+    return {
+        "PAIRS_PER_ROW": pairs_per_row,
+        "ACTIVATION": activation,
+        "FORMAT": weight.stacks[0].format.name,
+        "UP_FORMAT": "" if activation is None else weight.stacks[1].format.name,
+        "SIZE": columns,
+        "DEPTH": weight.shape[2],
+        "EXPERTS_BLOCK": triton.next_power_of_2(num_experts),
+        "PDL": pdl,
         **launch_options(pdl=pdl),
-    )
+    }
 
 
 @triton.jit
