@@ -22,7 +22,7 @@ from blink.kernels.gpu.device import cuda_version, has_warpgroups
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm.hi_lo import split_rows
 from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
-from blink.kernels.matmul import Matmul, add_bias, take_all
+from blink.kernels.matmul import Matmul, add_bias
 from blink.plan.site import first_reason
 
 _FEW_ROWS = {FP8_ROW: 32, FP8_BLOCK: 64, INT4: 96}  # of more, the kernels behind it are faster
@@ -75,6 +75,10 @@ def _multiply_blocks(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Te
     return add_bias(_multiply_fp8(*quantize_groups(x), weight, weight.group_scales), bias)
 
 
+def _refuses_dequantized(matrix: Matrix, rows: int) -> str | None:  # noqa: ARG001 - as others have it
+    return "FP8 with a scale for each row has cuBLAS's product" if matrix.encoding == FP8_ROW else None
+
+
 def _multiply_dequantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
     return add_bias(functional.linear(x, dequantize(weight, x.dtype)), bias)
 
@@ -82,7 +86,7 @@ def _multiply_dequantized(x: Tensor, weight: PackedWeight, bias: Tensor | None) 
 FEW_ROWS = Matmul("decode GEMM", refuses_few, _multiply_few, _describe_few)
 FP8_ROWS = Matmul("cuBLAS FP8, scales of rows", _refuses_rows, _multiply_rows)
 FP8_BLOCKS = Matmul("cuBLAS FP8, scales of blocks", _refuses_blocks, _multiply_blocks)
-DEQUANTIZED = Matmul("dequantize, then cuBLAS", take_all, _multiply_dequantized)
+DEQUANTIZED = Matmul("dequantize, then cuBLAS", _refuses_dequantized, _multiply_dequantized)
 
 
 def _multiply_fp8(values: Tensor, scales: Tensor, weight: PackedWeight, weight_scales: Tensor) -> Tensor:
