@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from test_constrained_engine import BYTES
 from test_engine import connect
 from tokenizers import Tokenizer, decoders, models
@@ -28,6 +29,7 @@ from blink.link.client import EngineClient
 from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
+from engine_process import UNREFUSED
 from tiny_model import CONFIG, write_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -62,7 +64,7 @@ def serving(model: Path, *flags: str) -> Iterator[Callable[[], EngineClient]]:
     region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
     usual = [f"--model={model}", "--load-format=dummy", "--device=cuda", f"--region={region}", "--max-num-seqs=8"]
     usual += ["--num-gpu-blocks-override=1024", "--max-num-batched-tokens=64", *flags]
-    process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *usual])
+    process = subprocess.Popen([sys.executable, "-c", UNREFUSED, "engine", *usual])
     try:
         connect(region, process).close()
         yield functools.partial(connect, region, process)
@@ -123,12 +125,16 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EngineClient, EngineClient]]:
-    """The same model in float32, without and with speculation."""
+@pytest.fixture(scope="module", params=[1, 2], ids=["one GPU", "two GPUs"])
+def engines(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[EngineClient, EngineClient]]:
+    """The same model in float32: on one GPU without speculation, on one or two with it."""
+    if torch.cuda.device_count() < request.param:
+        pytest.skip("needs two GPUs")
     model = write_model(tmp_path_factory.mktemp("model"))
-    speculative = f"--speculative-config={SPECULATIVE}"
-    with serving(model, "--dtype=float32") as plain, serving(model, "--dtype=float32", speculative) as drafting:
+    flags = f"--speculative-config={SPECULATIVE}", f"--tensor-parallel-size={request.param}"
+    with serving(model, "--dtype=float32") as plain, serving(model, "--dtype=float32", *flags) as drafting:
         clients = plain(), drafting()
         yield clients
         for client in clients:

@@ -19,8 +19,9 @@ from blink.link.client import EngineClient
 from blink.models.weights.source import read_spec
 from blink.region.layout import CqeKind
 from embeddings_check import check_embeddings
-from engine_process import connect, run_engine_process, stopped
+from engine_process import UNREFUSED, connect, run_engine_process, stopped
 from gguf_conversion import convert
+from mixed_requests import check_ranks
 from model_families import MXFP4, check, generate, make_prompts, save_model, scores_of
 from quantized_checkpoints import write_checkpoints
 from triton_interpreter import IS_INTERPRETED
@@ -36,14 +37,6 @@ DENSE += ["opt", "olmo3", "smollm3", "seed_oss", "ernie4_5"]
 # Experts in parts and whole, with routers of all kinds; recurrent layers, latents, and layers with inputs of their own.
 OTHERS = ["qwen3_moe-plain", "gpt_oss", "qwen3_next", "qwen3_5", "granite4-hybrid", "granite4-hybrid-dense"]
 OTHERS += ["deepseek_v3", "glm4_moe_lite", "glm4_moe", "minimax_m2", "gemma4-moe", "gemma4", "llama4", "ernie4_5_moe"]
-_UNREFUSED = """
-import sys
-from blink.cli.main import main
-from blink.engine import boot
-from blink.engine import gpu_group
-boot.refuse_ranks = gpu_group.refuse_untried = lambda *_: None
-sys.exit(main(sys.argv[1:]))
-"""
 PROMPTS = [*make_prompts()[2:5], make_prompts()[7]]
 
 
@@ -59,19 +52,19 @@ def test_two_gpus_give_the_tokens_and_logprobs_of_transformers(name: str, tmp_pa
     check(model, PROMPTS, generate(tmp_path, PROMPTS, "cuda", tensor_parallel_size=2))
 
 
-def score(path: Path, size: int) -> torch.Tensor:
+def score(path: Path, size: int, **more: Any) -> torch.Tensor:
     """Return the logprobs of the prompts' tokens in bfloat16."""
     sizes: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 56, "num_gpu_blocks_override": 200}
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-    options = {"dtype": "auto", "skip_tokenizer_init": True, "tensor_parallel_size": size} | sizes
+    options = {"dtype": "auto", "skip_tokenizer_init": True, "tensor_parallel_size": size} | sizes | more
     with LLM(model=str(path), device="cuda", **options) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return torch.tensor([one for output in outputs for one in scores_of(output)])
 
 
-def check_near_one(path: Path) -> None:
+def check_near_one(path: Path, **options: Any) -> None:
     """Compare two ranks with one GPU: sums of parts are rounded otherwise."""
-    torch.testing.assert_close(score(path, 2), score(path, 1), rtol=0, atol=0.12)
+    torch.testing.assert_close(score(path, 2, **options), score(path, 1, **options), rtol=0, atol=0.12)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block", "awq", "packed-head"])
@@ -102,6 +95,16 @@ def test_embeddings_are_transformers(tmp_path: Path) -> None:
     check_embeddings(tmp_path, "mean_tokens", 1e-4, dtype="float32", tensor_parallel_size=2)
 
 
+def test_a_cache_in_fp8_is_that_of_one_gpu(tmp_path: Path) -> None:
+    save_model("llama-3.1", tmp_path)
+    check_near_one(tmp_path, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize("drafts", [None, {"method": "ngram", "num_speculative_tokens": 4}], ids=["plain", "drafts"])
+def test_mixed_requests_are_answered_as_by_one_gpu(drafts: dict[str, Any] | None, tmp_path: Path) -> None:
+    check_ranks(tmp_path, 10_000 if drafts is None else 2000, device="cuda", dtype="float32", speculative_config=drafts)
+
+
 def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int]]:
     """Return the tokens of greedy requests, each of its own prompt."""
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
@@ -122,7 +125,7 @@ def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int
 @pytest.mark.slow
 def test_a_stopped_host_process_changes_no_token(tmp_path: Path) -> None:
     flags = "--num-gpu-blocks-override=8192", "--tensor-parallel-size=2", "--max-num-seqs=32"
-    with run_engine_process(tmp_path, *flags, program=("-c", _UNREFUSED)) as (process, region):
+    with run_engine_process(tmp_path, *flags, program=("-c", UNREFUSED)) as (process, region):
         client = connect(region, process)
         running = run_requests(client, 24, 400)
         with stopped(process):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.comm.boxes import DATA_BYTES, MOST_BLOCKS, ONE_SHOT_BYTES, Boxes, count_units
+from blink.kernels.gpu.comm.boxes import DATA_BYTES, MOST_BLOCKS, Boxes, choose_one_shot, count_units
 from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.kernels.gpu.rms_norm import rms_norm
 
@@ -31,7 +31,7 @@ class GpuRanks:
         self.boxes, self._starts = boxes, tuple(starts)
         self._starts_there = torch.tensor(starts, dtype=torch.int32, device=boxes.devices[rank])
         self._num_exchanges = 0  # of the step that is enqueued
-        self.one_shot_bytes = ONE_SHOT_BYTES
+        self.one_shot_bytes = choose_one_shot(self.size)
         self.is_alone = False  # nothing is exchanged, and sums are of one rank: for runs that load and time kernels
 
     def add(self, partial: Tensor) -> Tensor:

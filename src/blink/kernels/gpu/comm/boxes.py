@@ -20,9 +20,9 @@ UNIT_BYTES = 512 * DATA_BYTES  # that a block of threads has at once of a large 
 MOST_BLOCKS = 64  # that run at once with all else
 _MOST_RANKS = 8
 _PARITIES = _PHASES = 2
-# Up to how many bytes each rank sends all to all others (one-shot), in lines; of more, ranks add up parts (two-shot).
-# See benchmarks/kernels/all_reduce.py.
-ONE_SHOT_BYTES = 512 << 10
+# Up to how many bytes from all others each rank has them send all (one-shot), in lines; of more, ranks add up parts
+# (two-shot). On two H200 1 MB took 11.2 and 15.0 us: benchmarks/kernels/all_reduce.py.
+ONE_SHOT_BYTES = 1 << 20
 _ALREADY = driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 
 
@@ -40,7 +40,7 @@ class Boxes:
         assert len(devices) <= _MOST_RANKS
         map_peers(devices)
         self.devices, size = tuple(devices), len(devices)
-        self.lines = -(-max(line_bytes, min(num_bytes, ONE_SHOT_BYTES)) // DATA_BYTES)
+        self.lines = -(-max(line_bytes, min(num_bytes, choose_one_shot(size))) // DATA_BYTES)
         self.pieces = count_units(num_bytes, size) * UNIT_BYTES // DATA_BYTES
         flags = _PARITIES * _PHASES * _MOST_RANKS * MOST_BLOCKS
         pieces = _PARITIES * _PHASES * size * self.pieces
@@ -55,6 +55,11 @@ class Boxes:
     def read_lost(self) -> list[int]:
         """Return which rank each rank misses, -1 for none; waits for the GPUs."""
         return [int(memory[:8].view(torch.int32)[1]) - 1 for memory in self.memory]
+
+
+def choose_one_shot(size: int) -> int:
+    """Return up to how many bytes of one rank's sum is exchanged in one shot by so many ranks."""
+    return ONE_SHOT_BYTES // max(size - 1, 1)
 
 
 def count_units(num_bytes: int, size: int) -> int:
