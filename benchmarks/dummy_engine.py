@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from engine_client import connect
 
@@ -19,24 +20,15 @@ from blink.link.client import EngineClient
 _MAX_NUM_SEQS: int = EngineConfig.__dataclass_fields__["max_num_seqs"].default
 
 
-@contextmanager
-def run_engine(
-    model: ModelConfig,
-    *,
-    device: str,
-    num_blocks: int,
-    max_num_seqs: int = _MAX_NUM_SEQS,
-    ranks: int = 1,
-    create: Callable[[EngineConfig], Engine] = create_engine,
-) -> Iterator[tuple[EngineClient, str]]:
-    """Serve a model without a prefix cache, whose decoding steps no prefill preempts; yield a client and the region.
+def make_config(
+    model: ModelConfig, *, device: str, num_blocks: int, max_num_seqs: int = _MAX_NUM_SEQS, ranks: int = 1
+) -> EngineConfig:
+    """Return the configuration of an engine without a prefix cache, whose decoding steps no prefill preempts.
 
-    num_blocks: of the KV cache; 0: as many as there is memory for; ranks: that share the model; create: makes the
-    engine.
+    num_blocks: of the KV cache; 0: as many as there is memory for; ranks: that share the model.
     """
-    region = f"bench-{os.getpid()}-{secrets.token_hex(3)}"
-    config = EngineConfig(
-        region=region,
+    return EngineConfig(
+        region=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
         model=model,
         device=device,
         num_gpu_blocks_override=num_blocks,
@@ -45,11 +37,19 @@ def run_engine(
         enable_prefix_caching=False,
         overtake_share=0.0,
     )
+
+
+@contextmanager
+def run_engine(
+    model: ModelConfig, *, create: Callable[[EngineConfig], Engine] = create_engine, **options: Any
+) -> Iterator[tuple[EngineClient, str]]:
+    """Serve a model; yield a client and the region. options: make_config()'s; create: makes the engine."""
+    config = make_config(model, **options)
     engine = create(config)
     thread = threading.Thread(target=engine.run, daemon=True)
     thread.start()
-    client = connect(region)
-    yield client, region
+    client = connect(config.region)
+    yield client, config.region
     client.close()
     engine.stop()
     thread.join(10)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,10 +14,18 @@ from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 
 
-def connect(region: str) -> EngineClient:
-    """Take a queue pair as soon as the engine is there; the lease then keeps itself for an hour."""
+def connect(region: str, is_alive: Callable[[], bool] = lambda: True) -> EngineClient:
+    """Take a queue pair as soon as the engine is there; the lease then keeps itself for an hour.
+
+    is_alive: whether the engine still starts.
+
+    Raises:
+        SystemExit: it does not.
+    """
     client = EngineClient(ShmConnector(region), engine_timeout=5.0, lease_grace=3600)
     while not client.ready:
+        if not is_alive():
+            raise SystemExit("the engine ended before it was ready")
         client.tick()
         time.sleep(0.02)
     return client

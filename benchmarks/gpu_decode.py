@@ -148,10 +148,11 @@ def find_gauge() -> Gauge | None:
         return None
 
 
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """Return the options of what measures decoding."""
+def make_parser(description: str | None, models: str | None = None) -> argparse.ArgumentParser:
+    """Return the options of what measures decoding. models: how many, as argparse's nargs says; None: one."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("model", type=Path, help="directory with a config.json, or a .gguf file; weights are random")
+    told = "directory with a config.json, or a .gguf file; weights are random"
+    parser.add_argument("model", type=Path, nargs=models, help=told)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64, 256])
     parser.add_argument("--prompt-tokens", type=int, default=185)
     parser.add_argument("--max-model-len", type=int, default=4096)

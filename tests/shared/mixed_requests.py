@@ -15,13 +15,14 @@ Requests = tuple[list[list[int]], list[SamplingParams]]
 _NEAR = 1e-4  # log probabilities that sums in another order may put in another order
 _MOST_CHANCES = 3e-4  # of answers: a sampled token changes where a threshold lies within rounding
 _VOCAB = 128
+_HEADS = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 
-def check_ranks(folder: Path, count: int, **options: Any) -> None:
-    """Compare the answers of two ranks to so many requests with those of one."""
-    path, requests = str(write_tiny_model(folder)), make_requests(count)
-    one, two = (run(path, requests, tensor_parallel_size=size, **options) for size in (1, 2))
-    differing = Counter(differ(a, b, params) for a, b, params in zip(one, two, requests[1], strict=True))
+def check_ranks(folder: Path, count: int, *, ranks: int = 2, **options: Any) -> None:
+    """Compare the answers of some ranks to so many requests with those of one."""
+    path, requests = str(write_tiny_model(folder, **_HEADS)), make_requests(count)
+    one, many = (run(path, requests, tensor_parallel_size=size, **options) for size in (1, ranks))
+    differing = Counter(differ(a, b, params) for a, b, params in zip(one, many, requests[1], strict=True))
     assert differing["wrong"] == 0
     assert differing["by chance"] <= _MOST_CHANCES * count
 
