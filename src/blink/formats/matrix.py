@@ -32,7 +32,8 @@ class QuantizedMatrix(StoredMatrix):
     def take_rows(self, rows: Tensor) -> QuantizedMatrix:
         """Return some rows, by their numbers."""
         zeros = None if self.zeros is None else self.zeros[rows]
-        return QuantizedMatrix(self.values[rows], self.scales[rows], zeros)
+        values = self.values.view(torch.uint8)[rows]  # not every PyTorch picks rows of FP8
+        return QuantizedMatrix(values.view(self.values.dtype), self.scales[rows], zeros)
 
     def take_columns(self, columns: range) -> QuantizedMatrix:
         """Return columns that follow each other, of which no group is parted."""
