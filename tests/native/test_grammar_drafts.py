@@ -25,7 +25,7 @@ from harness import MILLISECOND, Harness, Inbox, run_until_finished, small_confi
 
 STOP = 256
 WORDS = ['{"', "name", '":', ' "', '",', "kind", "fruit", "tree", '"}', "count", ": ", ', "', "false"]
-WORDS += ["\n ", "\n   ", " {", " }"]  # white space but for its last space, which the next token has
+WORDS += ["\n ", "\n   ", "\n       ", " {", " }"]  # white space but for its last space, which the next token has
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"\xffstop", *(word.encode() for word in WORDS)]
 VOCAB = len(TOKENS)
 SCHEMA = {
@@ -161,7 +161,7 @@ def test_white_space_is_drafted_as_the_text_has_had_it(style: str, name: str) ->
     launches, _, accepted = write(text, compiled(json=FRUITS), drafts=15)
     free = len(json.dumps(f"0 {name}")) - 1 + len("f")
     assert launches == len(cut(text)) - accepted
-    assert launches <= 3 * (free + 1)
+    assert launches <= 3 * (free + 1) + 2  # the first object tells
 
 
 def test_tokens_that_the_model_cuts_otherwise_change_nothing() -> None:
