@@ -8,7 +8,8 @@ import pytest
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import ConfigError
-from blink.speculation import Speculation, check_on_gpu, check_recurrent, read_speculation
+from blink.region.layout import CONSTANTS
+from blink.speculation import MAX_DRAFTS, Speculation, check_on_gpu, check_recurrent, read_speculation
 
 DRAFTING = Speculation(num_tokens=3, ngram_min=2, ngram_max=5)
 
@@ -38,6 +39,13 @@ def test_suffix_decoding_has_the_defaults_of_vllm_and_its_fields() -> None:
     fields = {"max_tree_depth": 8, "max_spec_factor": 1.5, "min_token_prob": 0.5, "max_cached_requests": 0}
     asked = read_speculation({"method": "suffix"} | {f"suffix_decoding_{name}": fields[name] for name in fields})
     assert (asked.suffix_depth, asked.suffix_factor, asked.suffix_chance, asked.num_answers) == (8, 384, 128, 0)
+
+
+def test_the_most_of_drafts_and_ngrams_are_those_of_the_region() -> None:
+    longest = read_speculation({"prompt_lookup_max": CONSTANTS["most_ngram"]})
+    assert longest.ngram_max == CONSTANTS["most_ngram"] and CONSTANTS["max_drafts"] == MAX_DRAFTS
+    with pytest.raises(ConfigError, match="prompt_lookup_max"):
+        read_speculation({"prompt_lookup_max": CONSTANTS["most_ngram"] + 1})
 
 
 @pytest.mark.parametrize(("num_answers", "tokens"), [(0, 0), (3, 256), (10_000, 1 << 18)])
