@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recent answers of other requests, from which drafts are copied too (suffix decoding). A ring has their tokens, and one
-// table the n-grams of all of them.
+// Recent answers of other requests, from which drafts are copied too (suffix decoding). A ring has their tokens, and
+// one table the n-grams of all of them.
 //
 // An answer is copied as its sequence ends. Its n-grams are indexed while the next step runs. Both take a bounded
 // number of tokens. Sequences of one scope share their answers: those whose Sqe::hash_root is the same, which share
