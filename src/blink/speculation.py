@@ -11,11 +11,22 @@ from blink.errors import ConfigError
 
 _FLAG = "--speculative-config"
 _NGRAM = ("ngram", "ngram_gpu")  # Blink has one: the scheduler looks n-grams up where it runs
-_NOT_YET = ("suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
-_KEYS = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "rejection_sample_method")
+_SUFFIX = "suffix"
+_NOT_YET = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
+_KEYS = ("method", "num_speculative_tokens", "rejection_sample_method")
+_NGRAM_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
+_DEPTH, _REQUESTS, _FACTOR, _CHANCE = _SUFFIX_KEYS = (
+    "suffix_decoding_max_tree_depth",
+    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_spec_factor",
+    "suffix_decoding_min_token_prob",
+)
 _USUAL_TOKENS, _USUAL_MIN, _USUAL_MAX = 5, 2, 5
-_MOST_NGRAM = 16
-MAX_DRAFTS = 15  # as csrc/region/layout.h has it
+_USUAL_DEPTH, _USUAL_REQUESTS, _USUAL_FACTOR, _USUAL_CHANCE = 24, 10_000, 1.0, 0.1
+_MOST_DEPTH, _MOST_REQUESTS, _MOST_FACTOR = 64, 1_000_000, 64
+_MOST_NGRAM = 16  # these two as csrc/region/layout.h has them
+MAX_DRAFTS = 15
+_ONE = 256  # what the scheduler takes 1 as, of factors and chances
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +36,10 @@ class Speculation:
     num_tokens: int = 0  # the most of a sequence in one step; 0: none
     ngram_min: int = 0  # tokens in common with the text's end
     ngram_max: int = 0
+    suffix_depth: int = 0  # tokens of a match that make a draft longer; 0: drafts do not depend on it
+    suffix_factor: int = 0  # tokens of a draft for each of its match, times 256
+    suffix_chance: int = 0  # the least chance that a draft's tokens are accepted, times 256
+    num_answers: int = 0  # recent ones of other requests that drafts are copied from
 
 
 def read_speculation(values: Mapping[str, Any]) -> Speculation:
@@ -36,19 +51,36 @@ def read_speculation(values: Mapping[str, Any]) -> Speculation:
     if not values:
         return Speculation()
     method = values.get("method", "draft_model" if "model" in values else "ngram")
-    if method not in _NGRAM:
+    if method not in (*_NGRAM, _SUFFIX):
         state = "not yet" if method in _NOT_YET else "unknown"
-        raise ConfigError(f"{_FLAG}: method {method!r} is {state}: Blink drafts by ngram")
-    unknown = [key for key in values if key not in _KEYS]
+        raise ConfigError(f"{_FLAG}: method {method!r} is {state}: Blink drafts by ngram or suffix")
+    keys = (*_KEYS, *(_SUFFIX_KEYS if method == _SUFFIX else _NGRAM_KEYS))
+    unknown = [key for key in values if key not in keys]
     if unknown:
-        raise ConfigError(f"{_FLAG} has no {unknown[0]!r} with ngram: it takes {', '.join(_KEYS)}")
+        raise ConfigError(f"{_FLAG} has no {unknown[0]!r} with {method}: it takes {', '.join(keys)}")
     if values.get("rejection_sample_method", "standard") != "standard":
         raise ConfigError(f"{_FLAG}: rejection_sample_method may only be standard: others change what is sampled")
+    return _read_suffix(values) if method == _SUFFIX else _read_ngram(values)
+
+
+def _read_ngram(values: Mapping[str, Any]) -> Speculation:
     shortest, longest = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     return Speculation(
-        num_tokens=_take(values, "num_speculative_tokens", _USUAL_TOKENS, MAX_DRAFTS),
-        ngram_min=_take(values, "prompt_lookup_min", min(_USUAL_MIN, longest or _USUAL_MIN), longest or _MOST_NGRAM),
-        ngram_max=_take(values, "prompt_lookup_max", max(_USUAL_MAX, shortest or _USUAL_MAX), _MOST_NGRAM),
+        num_tokens=_take(values, "num_speculative_tokens", _USUAL_TOKENS, 1, MAX_DRAFTS),
+        ngram_min=_take(values, "prompt_lookup_min", min(_USUAL_MIN, longest or _USUAL_MIN), 1, longest or _MOST_NGRAM),
+        ngram_max=_take(values, "prompt_lookup_max", max(_USUAL_MAX, shortest or _USUAL_MAX), 1, _MOST_NGRAM),
+    )
+
+
+def _read_suffix(values: Mapping[str, Any]) -> Speculation:
+    return Speculation(
+        num_tokens=_take(values, "num_speculative_tokens", MAX_DRAFTS, 1, MAX_DRAFTS),
+        ngram_min=_USUAL_MIN,
+        ngram_max=_USUAL_MAX,
+        suffix_depth=_take(values, _DEPTH, _USUAL_DEPTH, _USUAL_MIN, _MOST_DEPTH),
+        suffix_factor=round(_take_real(values, _FACTOR, _USUAL_FACTOR, _MOST_FACTOR) * _ONE),
+        suffix_chance=round(_take_real(values, _CHANCE, _USUAL_CHANCE, 1) * _ONE),
+        num_answers=_take(values, _REQUESTS, _USUAL_REQUESTS, 0, _MOST_REQUESTS),
     )
 
 
@@ -65,9 +97,17 @@ def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool
         raise ConfigError(f"{_FLAG}: models with {reason} do not verify drafts on GPUs yet: add --device cpu")
 
 
-def _take(values: Mapping[str, Any], key: str, usual: int, most: int) -> int:
+def _take(values: Mapping[str, Any], key: str, usual: int, least: int, most: int) -> int:
     value = values.get(key)
     value = usual if value is None else value
-    if type(value) is not int or not 1 <= value <= most:
-        raise ConfigError(f"{_FLAG}: {key} must be a whole number between 1 and {most}, got {value!r}")
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(f"{_FLAG}: {key} must be a whole number between {least} and {most}, got {value!r}")
     return value
+
+
+def _take_real(values: Mapping[str, Any], key: str, usual: float, most: float) -> float:
+    value = values.get(key)
+    value = usual if value is None else value
+    if type(value) not in (int, float) or not 0 <= value <= most:
+        raise ConfigError(f"{_FLAG}: {key} must be a number between 0 and {most}, got {value!r}")
+    return float(value)

@@ -31,6 +31,7 @@ pytestmark = [
 ]
 REGION = f"test-speculation-{os.getpid()}"
 SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}
+METHODS: Mapping[str, Mapping[str, Any]] = {"ngram": SPECULATIVE, "suffix": {"method": "suffix"}}
 SCHEMA = {
     "type": "array",
     "minItems": 3,
@@ -91,20 +92,40 @@ def outcomes(llm: LLM, prompt: str, temperature: float, kind: Mapping[str, Any],
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
-    """A model of random weights, without and with speculation."""
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, LLM]]:
+    """A model of random weights, without speculation and with each method."""
     model = str(write_tiny_model(tmp_path_factory.mktemp("model")))
     options = {"load_format": "dummy", "tokenizer": str(default_model_path())}
     with (
         load(model, **options) as plain,
-        load(model, **options, speculative_config=SPECULATIVE, region=REGION) as drafting,
+        load(model, **options, speculative_config=METHODS["ngram"], region=REGION) as ngram,
+        load(model, **options, speculative_config=METHODS["suffix"]) as suffix,
     ):
-        yield plain, drafting
+        yield {"plain": plain, "ngram": ngram, "suffix": suffix}
 
 
+@pytest.fixture
+def tiny(engines: Mapping[str, LLM]) -> tuple[LLM, LLM]:
+    """The model without and with n-gram drafts."""
+    return engines["plain"], engines["ngram"]
+
+
+def test_an_answer_that_another_request_had_takes_fewer_steps(engines: Mapping[str, LLM]) -> None:
+    """The prompt of the second request has nothing of its answer."""
+    llm, kind = engines["suffix"], {"logit_bias": dict.fromkeys(range(1000, 1300), 60.0)}
+    accepted = list[int]()
+    for _ in range(2):
+        before = llm.stats()["accepted_tokens"]
+        found = outcomes(llm, PROMPTS[5], 1.5, kind, 40)
+        accepted.append(llm.stats()["accepted_tokens"] - before)
+        assert found[0][:2] == outcomes(engines["plain"], PROMPTS[5], 1.5, kind, 40)[0][:2]
+    assert accepted[1] > 30 > accepted[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_speculation_changes_no_answer(tiny: tuple[LLM, LLM], kind: str) -> None:
-    plain, drafting = tiny
+def test_speculation_changes_no_answer(engines: Mapping[str, LLM], kind: str, method: str) -> None:
+    plain, drafting = engines["plain"], engines[method]
     asked, is_form = dict(KINDS[kind]), "structured_outputs" in KINDS[kind]
     if not is_form:  # random texts of few tokens repeat themselves
         asked["logit_bias"] = dict.fromkeys(FEW_TOKENS, 60.0) | asked.get("logit_bias", {})
@@ -162,11 +183,12 @@ def post(frontend: Frontend, body: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
+def test_speculation_changes_no_answer_of_a_real_model(kind: str, method: str) -> None:
     """Bit by bit: the default model is in a GGUF format."""
     most = MOST_TOKENS.get(kind, 24)
-    with load("") as plain, load("", speculative_config=SPECULATIVE) as drafting:
+    with load("") as plain, load("", speculative_config=METHODS[method]) as drafting:
         for prompt in PROMPTS:
             for temperature in TEMPERATURES:
                 expected = outcomes(plain, prompt, temperature, KINDS[kind], most)
@@ -179,7 +201,13 @@ def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
     ("config", "told"),
     [
         ({"method": "eagle3", "model": "x", "num_speculative_tokens": 3}, "eagle3.*not yet"),
-        ({"method": "suffix"}, "suffix.*not yet"),
+        ({"method": "medusa"}, "medusa.*not yet"),
+        ({"method": "suffix", "prompt_lookup_min": 2}, "prompt_lookup_min.*suffix"),
+        ({"method": "ngram", "suffix_decoding_max_tree_depth": 8}, "suffix_decoding_max_tree_depth.*ngram"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 1}, "max_tree_depth.*between 2 and 64"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "max_cached_requests.*between 0"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": "1"}, "max_spec_factor.*between 0 and 64"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "min_token_prob.*between 0 and 1"),
         ({"model": "x"}, "draft_model.*not yet"),
         ({"method": "magic"}, "magic.*unknown"),
         ({"method": "ngram", "num_speculative_tokens": 16}, "num_speculative_tokens.*between 1 and 15"),

@@ -40,7 +40,9 @@ MAX_MODEL_LEN = 256
 # Small enough that prompts are chunked, sequences preempted and blocks evicted.
 CONFIG = EngineConfig(max_num_seqs=12, max_num_batched_tokens=64, num_queue_pairs=1, max_sequences_per_worker=16)
 DRAFTING = replace(CONFIG, speculative_config='{"method": "ngram", "num_speculative_tokens": 4}')
+SUFFIX = replace(CONFIG, speculative_config='{"method": "suffix", "suffix_decoding_max_cached_requests": 8}')
 NUM_BLOCKS = 40
+NUM_TEXTS = 12  # so many sequences, and others that have the prompt of one of these
 
 
 def next_token(last: Any, length: Any) -> Any:
@@ -72,14 +74,16 @@ def submit_all(pair: QueuePair) -> list[int]:
     """Submit as many sequences as one pass takes, so that both builds see the same arrivals."""
     chance = np.random.default_rng(3)
     common = chance.integers(0, VOCAB_SIZE, 32)
-    sequences: list[int] = []
+    sequences, prompts = list[int](), list[np.ndarray]()
     for i in range(16):
         own = chance.integers(0, VOCAB_SIZE, int(chance.integers(1, 90)))
-        prompt = np.concatenate([common, own] if i % 2 else [own]).astype(np.int32)
+        prompts.append(np.concatenate([common, own] if i % 2 else [own]).astype(np.int32))
+        prompt = prompts[i % NUM_TEXTS]
         hashes = b"".join(bytes([7, j]) * 8 for j in range(2)) if i % 2 else b""
         params = SamplingParams(max_tokens=int(chance.integers(1, 60)), best_effort=i % 3 == 0)
-        prediction = predict(prompt) if i % 4 else []
-        entry = Submission(prompt, (), 0, hashes, len(sequences) % 3, prediction=prediction)
+        prediction = predict(prompt) if i % 4 and i < NUM_TEXTS else []
+        flow, root = len(sequences) % 3, bytes([1]) * 16
+        entry = Submission(prompt, (), 0, hashes, flow, hash_root=root, prediction=prediction)
         sequences.append(pair.submit(entry, params))
     return sequences
 
@@ -205,7 +209,7 @@ def run_on_device(config: EngineConfig, *, costed: bool) -> tuple[np.ndarray, di
 
 
 @pytest.mark.parametrize("costed", [False, True])
-@pytest.mark.parametrize("config", [CONFIG, DRAFTING], ids=["plain", "drafting"])
+@pytest.mark.parametrize("config", [CONFIG, DRAFTING, SUFFIX], ids=["plain", "ngram", "suffix"])
 def test_device_and_host_decide_alike(config: EngineConfig, costed: bool) -> None:
     """With a table of costs the device's times enter the decisions: the host is given those of its trace."""
     device_log, device_tokens, trace = run_on_device(config, costed=costed)

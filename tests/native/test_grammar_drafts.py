@@ -25,6 +25,7 @@ from harness import MILLISECOND, Harness, Inbox, run_until_finished, small_confi
 
 STOP = 256
 WORDS = ['{"', "name", '":', ' "', '",', "kind", "fruit", "tree", '"}', "count", ": ", ', "', "false"]
+WORDS += ["\n ", "\n   ", "\n       ", " {", " }"]  # white space but for its last space, which the next token has
 TOKENS = [*(bytes([byte]) for byte in range(256)), b"\xffstop", *(word.encode() for word in WORDS)]
 VOCAB = len(TOKENS)
 SCHEMA = {
@@ -140,6 +141,27 @@ def test_a_text_without_spaces_costs_rows_and_changes_nothing() -> None:
     text = TEXT.replace(": ", ":").replace(", ", ",")
     launches, drafted, accepted = write(text, compiled(json=SCHEMA))
     assert launches == len(cut(text)) - accepted and 4 <= accepted < drafted
+
+
+FRUITS = {"type": "array", "minItems": 3, "maxItems": 3, "items": SCHEMA}
+STYLES: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "compact": {"separators": (",", ":")},
+    "indented": {"indent": 2},
+    "indented by 4": {"indent": 4},
+    "newlines alone": {"indent": 0},
+}
+
+
+@pytest.mark.parametrize("name", ["pear", 'a "pear", [', "back\\"])
+@pytest.mark.parametrize("style", STYLES)
+def test_white_space_is_drafted_as_the_text_has_had_it(style: str, name: str) -> None:
+    """Only names, and the first letters of kinds, are left to the model: what stands in names is no JSON."""
+    text = json.dumps([{"name": f"{n} {name}", "kind": "fruit"} for n in range(3)], **STYLES[style])
+    launches, _, accepted = write(text, compiled(json=FRUITS), drafts=15)
+    free = len(json.dumps(f"0 {name}")) - 1 + len("f")
+    assert launches == len(cut(text)) - accepted
+    assert launches <= 3 * (free + 1) + 2  # the first object tells
 
 
 def test_tokens_that_the_model_cuts_otherwise_change_nothing() -> None:

@@ -245,11 +245,12 @@ class Crowd:
         self.pairs[0], self.deliveries[0] = self.h.frontend(0), self._deliveries()
 
 
-def judge_crowd(seed: int, passes: int, step: Step = lib.blink_step) -> Crowd:
-    """Play a crowd and see that all that lives comes to its end."""
+def judge_crowd(seed: int, passes: int, step: Step = lib.blink_step, speculative_config: str = "") -> Crowd:
+    """Play a crowd and see that all that lives comes to its end; speculative_config: other than n-gram drafts."""
     chance = random.Random(seed)
+    ngram = spec(chance.choice((1, 3, 15)), chance.choice((1, 2)))
     config = small_config(
-        speculative_config=spec(chance.choice((1, 3, 15)), chance.choice((1, 2))),
+        speculative_config=speculative_config or ngram,
         scheduling_policy=chance.choice(("fcfs", "priority")),
         lease_timeout=0.5,
         stall_timeout=3600,

@@ -22,7 +22,7 @@ from blink.api.observe import metrics as names
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics, num_values
 from blink.region.layout import STATISTICS
-from blink.view.figures import compare, quantile
+from blink.view.figures import DraftFigures, compare, quantile
 from blink.view.samples import Samples
 from blink.view.screen import Screen, draw_bars, format_seconds
 
@@ -49,6 +49,7 @@ def scrapes(folder: Path, *, restart: bool = False) -> tuple[bytes, bytes]:
     stats |= {"scheduling_ns": 2 * 10**6, "computed_tokens": 900, "padded_tokens": 100, "num_blocks_used": 25}
     stats |= {"num_running": 5, "num_running_best_effort": 2, "num_waiting": 7, "num_waiting_best_effort": 7}
     stats |= {"prefix_queries": 300, "prefix_hits": 240, "num_preemptions": 8}
+    stats |= {"num_drafts": 40, "draft_tokens": 120, "accepted_tokens": 80}
     stats |= {"energy_mj": 1205000, "token_energy_uj": 345600}
     for seconds in (0.011, 0.012, 0.013, 0.05):
         metrics.of(0).observe(names.TTFT, seconds)
@@ -102,6 +103,8 @@ def test_figures_are_those_of_the_time_between_two_scrapes(tmp_path: Path) -> No
     assert figures.scheduling_seconds == pytest.approx(1e-5)
     assert (figures.tokens_per_step, figures.padded) == (9, 0.1)
     assert (figures.watts, figures.joules_per_token) == (300, pytest.approx(0.3456))
+    # Of 40 drafts with 120 tokens 80 were accepted, in 4 seconds.
+    assert figures.drafts == DraftFigures(drafted_rate=30, accepted_rate=20, tokens_per_step=3)
     assert figures.ttft is not None and 0.01 < figures.ttft[0] < 0.02 and 0.04 < figures.ttft[1] < 0.06
     [frontend] = figures.frontends
     assert (frontend.sequences, frontend.waiting, frontend.tokens_per_second) == (6, 4, 2)
@@ -119,7 +122,7 @@ def test_nothing_that_happened_gives_no_times(tmp_path: Path) -> None:
     figures = compare(samples(page, 0.0), samples(page, 1.0))
     assert (figures.ttft, figures.tpot, figures.step_seconds, figures.cache_hit_rate) == (None, None, None, None)
     assert figures.token_rate == figures.busy == 0
-    assert figures.watts is None and figures.joules_per_token is None
+    assert figures.watts is None and figures.joules_per_token is None and figures.drafts is None
 
 
 @pytest.mark.parametrize("part", [0.01, 0.5, 0.9, 0.99, 1.0])
@@ -179,17 +182,25 @@ def test_the_page_computes_what_the_terminal_does(
     ]
 
 
+def draw(before: bytes, now: bytes) -> str:
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(Screen("here").draw(compare(samples(before, 0.0), samples(now, 4.0))))
+    return console.export_text()
+
+
 def test_the_terminal_shows_energy_where_it_is_counted(tmp_path: Path) -> None:
     before, now = scrapes(tmp_path)
+    assert re.search(r"GPU's power\W+300 W", draw(before, now))
+    assert re.search(r"energy per token\W+0.346 J in the last minute", draw(before, now))
+    assert "GPU's power" not in draw(now, now)  # the counter stands still
 
-    def draw(before: bytes) -> str:
-        console = Console(width=120, record=True, file=io.StringIO())
-        console.print(Screen("here").draw(compare(samples(before, 0.0), samples(now, 4.0))))
-        return console.export_text()
 
-    assert re.search(r"GPU's power\W+300 W", draw(before))
-    assert re.search(r"energy per token\W+0.346 J in the last minute", draw(before))
-    assert "GPU's power" not in draw(now)  # the counter stands still
+def test_the_terminal_shows_drafts_once_there_were_some(tmp_path: Path) -> None:
+    before, now = scrapes(tmp_path)
+    assert re.search(r"drafts\W+30.0 tokens/s, 20.0 accepted", draw(before, now))
+    assert re.search(r"tokens with a draft\W+3.00 a step", draw(before, now))
+    assert re.search(r"tokens with a draft\W+- a step", draw(now, now))
+    assert "with a draft" not in draw(before, before)
 
 
 def test_durations_and_bars_are_readable() -> None:

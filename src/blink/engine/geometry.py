@@ -21,6 +21,7 @@ _LEAST_SNAPSHOTS = 8
 _ROUND_SEQUENCES = 8
 _DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
 _MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
+_MOST_ANSWER_TOKENS = 1 << 18  # of recent answers, 16 bytes each
 _SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
 
 
@@ -222,7 +223,18 @@ def _draft_sizes(config: EngineConfig, max_model_len: int, vocab_size: int, voca
         "ngram_max": speculation.ngram_max,
         "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
         "token_entries": power_of_two(4 * vocab_size) if speculation.num_tokens and vocab_bytes else 0,
-    }
+        "suffix_depth": speculation.suffix_depth,
+        "suffix_factor": speculation.suffix_factor,
+        "suffix_chance": speculation.suffix_chance,
+    } | _answer_sizes(speculation.num_answers, max_model_len)
+
+
+def _answer_sizes(num_answers: int, max_model_len: int) -> dict[str, int]:
+    """Return the fields of recent answers, of at most so many."""
+    if num_answers == 0:
+        return {}
+    tokens = min(power_of_two(num_answers * max_model_len), _MOST_ANSWER_TOKENS)
+    return {"num_answers": num_answers, "answer_tokens": tokens, "answer_entries": 4 * tokens}
 
 
 def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:

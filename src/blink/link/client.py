@@ -136,8 +136,8 @@ class EngineClient:
         if self._link.state() not in (EngineState.READY, EngineState.PAUSED):
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
-        hashes, root = (block_hashes, hash_root) if self.info.prefix_caching else (b"", NO_HASH_ROOT)
-        entry = Submission(prompt, list(stops), seed, hashes, flow, root, automaton, prediction, adapter)
+        hashes = block_hashes if self.info.prefix_caching else b""
+        entry = Submission(prompt, list(stops), seed, hashes, flow, hash_root, automaton, prediction, adapter)
         sequence = self._pair.submit(entry, params)
         self._expect()
         return sequence

@@ -89,6 +89,17 @@ class Walk {
     return guess;
   }
 
+  // Whether a byte has a way on, as far as one step tells.
+  BLINK_FN bool may_take(uint8_t byte) const {
+    const uint32_t column = automaton_.classes[byte];
+    uint32_t entry = entry_of(column), state = state_;
+    for (uint32_t left = depth(); entry == kDeadEntry && left > 0 && automaton_.is_final(state);) {
+      state = below(--left);
+      entry = automaton_.entry_of(state, column);
+    }
+    return entry != kDeadEntry;
+  }
+
   // Where the walk is, after one more token. `to` may not be `from`; of a walk that keeps items it is the
   // constructor's.
   BLINK_FN void store(AutomatonPlace& to) const {

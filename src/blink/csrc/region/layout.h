@@ -35,6 +35,7 @@ constexpr uint32_t kMaxToldPreemptions = 7;
 constexpr uint32_t kRollbackTokens = 16;
 constexpr uint32_t kMaxDrafts = kRollbackTokens - 1;  // of a sequence in one step
 static_assert(kAcceptedRank + kMaxDrafts < 1u << kPredictedBits);
+constexpr uint32_t kMostNgram = 16;  // Geometry::ngram_max at most
 constexpr uint32_t kCacheLine = 64;
 constexpr uint32_t kPage = 4096;
 
@@ -72,15 +73,21 @@ struct Geometry {
   FIELD(uint32_t, normalizes_vectors);  // clients get them with a length of 1, unless they ask for others
   FIELD(uint32_t, prefix_caching);
   FIELD(uint32_t, priority_policy);
-  FIELD(uint32_t, trace_entries);  // power of two
-  FIELD(uint32_t, hash_entries);   // power of two, at least twice num_blocks
-  FIELD(uint32_t, lru_entries);    // power of two, at least four times num_blocks
-  FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
-  FIELD(uint32_t, spec_tokens);    // the most drafts of a sequence in one step (drafts.h); 0: none are made
-  FIELD(uint32_t, ngram_min);      // tokens that a draft's place in the text has to have in common with its end
-  FIELD(uint32_t, ngram_max);      // likewise, at first
-  FIELD(uint32_t, ngram_entries);  // of a slot's table of n-grams; power of two
-  FIELD(uint32_t, token_entries);  // of the table of tokens by their bytes; power of two; 0: no draft needs it
+  FIELD(uint32_t, trace_entries);   // power of two
+  FIELD(uint32_t, hash_entries);    // power of two, at least twice num_blocks
+  FIELD(uint32_t, lru_entries);     // power of two, at least four times num_blocks
+  FIELD(uint32_t, log_entries);     // decision log of tests; 0 = off
+  FIELD(uint32_t, spec_tokens);     // the most drafts of a sequence in one step (drafts.h); 0: none are made
+  FIELD(uint32_t, ngram_min);       // tokens that a draft's place in the text has to have in common with its end
+  FIELD(uint32_t, ngram_max);       // likewise, at first
+  FIELD(uint32_t, ngram_entries);   // of a slot's table of n-grams; power of two
+  FIELD(uint32_t, suffix_depth);    // tokens of a match that let a draft be longer; 0: any match does (drafts.h)
+  FIELD(uint32_t, suffix_factor);   // tokens of a draft for each of its match, times 256
+  FIELD(uint32_t, suffix_chance);   // least chance that a draft's tokens are accepted, of 256
+  FIELD(uint32_t, num_answers);     // recent ones that drafts are copied from (answers.h); 0: none are kept
+  FIELD(uint32_t, answer_tokens);   // of them all; power of two
+  FIELD(uint32_t, answer_entries);  // of their table of n-grams; power of two
+  FIELD(uint32_t, token_entries);   // of the table of tokens by their bytes; power of two; 0: no draft needs it
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);

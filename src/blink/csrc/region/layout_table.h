@@ -134,6 +134,7 @@ inline void list_constants(LayoutText& t) {
   CONSTANT(kMaxTpotTargetUs);
   CONSTANT(kRollbackTokens);
   CONSTANT(kMaxDrafts);
+  CONSTANT(kMostNgram);
   CONSTANT(kAcceptedRank);
   CONSTANT(kPredictedBits);
   CONSTANT(kDeviceLanes);
@@ -167,10 +168,11 @@ inline const std::string& layout_text() {
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout, AdapterWords>();
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, MeasuredCost,
                 Account>();
-      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry>();
+      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry,
+                AnswerToken>();
       t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
-      t.structs<Registration, OriginRecord, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
-                DeviceProgram>();
+      t.structs<Registration, OriginRecord, Spacing, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place,
+                StepGraphs, DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "scheduler/admission.h"
+#include "scheduler/answers.h"
 #include "scheduler/draft_credit.h"
 #include "scheduler/grammar_drafts.h"
 
@@ -26,8 +27,33 @@ BLINK_FN OriginRecord& record_of(Sequence& q) { return q.drafting.records[uint32
 
 // Whether drafts of an origin are made for a sequence once it has so many generated tokens.
 BLINK_FN bool may_draft(const State& s, const Sequence& q, DraftOrigin origin, uint32_t num_generated) {
-  const bool has_origin = origin == DraftOrigin::kText || is_guessed(s, q);
-  return speculates(s) && has_origin && num_generated >= record_of(q, origin).rests_until;
+  const bool has_origin = origin == DraftOrigin::kText      ? speculates(s)
+                          : origin == DraftOrigin::kGrammar ? is_guessed(s, q)
+                                                            : has_answers(s);
+  return has_origin && num_generated >= record_of(q, origin).rests_until;
+}
+
+// The texts that drafts are copied from now: kFromText, kFromAnswers, both or none.
+using DraftSources = uint32_t;
+constexpr DraftSources kFromText = 1, kFromAnswers = 2;
+BLINK_FN DraftSources draft_sources(const State& s, const Sequence& q, uint32_t num_generated) {
+  return (may_draft(s, q, DraftOrigin::kText, num_generated) ? kFromText : 0) |
+         (may_draft(s, q, DraftOrigin::kAnswers, num_generated) ? kFromAnswers : 0);
+}
+
+// Where to copy from what follows the text's first `end` tokens: of both texts that with the longer match. kNone: they
+// stand nowhere else.
+BLINK_FN uint32_t find_source(const State& s, const Sequence& q, uint32_t end, DraftSources sources) {
+  const uint32_t own = sources & kFromText ? look_up(s, q, end) : kNone;
+  const uint32_t other = sources & kFromAnswers ? look_up_answers(s, q, end) : kNone;
+  if (own == kNone || other == kNone) return own == kNone ? other : own;
+  const uint32_t depth = s.geometry.suffix_depth;
+  return match_length(s, q, other, end, depth) > match_length(s, q, own, end, depth) ? other : own;
+}
+
+// The origin of a copy from a place.
+BLINK_FN DraftOrigin origin_of(const State& s, uint32_t place) {
+  return place < first_answer_place(s) ? DraftOrigin::kText : DraftOrigin::kAnswers;
 }
 
 // The most tokens of a draft that a sequence can deliver beside the next one.
@@ -36,26 +62,43 @@ BLINK_FN uint32_t draft_limit(const State& s, const Sequence& q) {
   return least(s.geometry.spec_tokens, least(answer, text) - 1);
 }
 
+// How many tokens may be copied from a place: with suffix decoding the more, the longer the match before it is. The
+// draft ends where its tokens are no longer likely enough to be accepted all. A prediction is copied whatever it
+// matches.
+BLINK_FN uint32_t copy_limit(const State& s, const Sequence& q, uint32_t place) {
+  const Geometry& g = s.geometry;
+  const uint32_t limit = draft_limit(s, q);
+  const bool is_prediction = place >= g.max_model_len && place < first_answer_place(s);
+  if (g.suffix_depth == 0 || is_prediction) return limit;
+  const uint32_t match = match_length(s, q, place, q.num_tokens, g.suffix_depth);
+  const uint32_t most_tokens = least(limit, most(g.suffix_factor * match / kSureChance, 1u));
+  const uint32_t chance = record_of(q, origin_of(s, place)).chance;
+  uint32_t count = least(most_tokens, 1u);
+  for (uint32_t all = chance; count < most_tokens; count++)
+    if ((all = all * chance / kSureChance) < g.suffix_chance) break;
+  return count;
+}
+
 // Copy a draft from where the text's end stood before, as far as there is such a place. A guess that is there stays
 // where the copy is shorter or another.
 template <class Env>
-BLINK_FN void copy_draft(Env& env, const State& s, Sequence& q) {
+BLINK_FN void copy_draft(Env& env, const State& s, Sequence& q, DraftSources sources) {
   Drafting& d = q.drafting;
   index_text(env, s, q, q.num_tokens - 1);
-  if (d.source == 0) d.source = look_up(s, q, q.num_tokens) + 1;  // 0 of kNone
+  if (d.source == 0) d.source = find_source(s, q, q.num_tokens, sources) + 1;  // 0 of kNone
   if (d.source == 0) return;
-  const uint32_t limit = draft_limit(s, q), num_guessed = d.num_found;
+  const uint32_t limit = copy_limit(s, q, d.source - 1), num_guessed = d.num_found;
   int32_t* draft = tokens_of(s, q.slot) + q.num_tokens;
-  uint32_t count = 0;
-  for (uint32_t place = d.source - 1; count < limit && has_token(s, q, place, q.num_tokens + count); place++, count++) {
+  uint32_t count = 0, place = d.source - 1;
+  for (; count < limit && has_token(s, q, place, q.num_tokens + count); place = place_after(s, place), count++) {
     const int32_t token = token_at(s, q, place);
     if (count < num_guessed && token != draft[count]) return;
     draft[count] = token;
   }
   if (count < num_guessed) return;
   d.num_found = count;
-  d.is_prediction = d.source > s.geometry.max_model_len;
-  d.origin = DraftOrigin::kText;
+  d.origin = origin_of(s, d.source - 1);
+  d.is_prediction = d.origin == DraftOrigin::kText && d.source > s.geometry.max_model_len;
 }
 
 // Take the guess that guess_next_tokens() has written behind the sequence's text, if it has.
@@ -74,7 +117,7 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
   const bool is_plain = q.row.kind == RowKind::kDecode && q.row.num_samples == 1;
   if (!is_plain || q.paused_tokens > 0) return;
   take_guess(q);
-  if (may_draft(s, q, DraftOrigin::kText, q.num_generated)) copy_draft(env, s, q);
+  if (const DraftSources sources = draft_sources(s, q, q.num_generated)) copy_draft(env, s, q, sources);
 }
 
 // Write what their automata leave no choice of behind the texts of running sequences, before a step is composed. It is
@@ -84,7 +127,9 @@ BLINK_RARE_FN void guess_next_tokens(Env& env, State& s) {
   if (s.geometry.token_entries == 0) return;
   for (uint32_t i = env.lane(); i < s.num_running; i += env.lanes()) {
     Sequence& q = s.sequences[s.running[i]];
-    if (!is_decoding(q) || q.num_generated == 0 || !may_draft(s, q, DraftOrigin::kGrammar, q.num_generated)) continue;
+    if (!is_decoding(q) || q.num_generated == 0 || !is_guessed(s, q)) continue;
+    read_spacing(s, q, q.num_tokens - 1);
+    if (!may_draft(s, q, DraftOrigin::kGrammar, q.num_generated)) continue;
     q.drafting.num_guessed = guess_tokens(s, q, draft_limit(s, q), tokens_of(s, q.slot) + q.num_tokens);
     q.drafting.guessed_at = q.num_tokens;
   }
@@ -158,7 +203,7 @@ BLINK_RARE_FN DraftLength choose_longest(Env& env, const State& s, const StepTot
 // Let a sequence make no more drafts of its last one's origin for so many tokens: its steps take the fast path.
 BLINK_FN void rest(Sequence& q, uint32_t num_tokens) {
   record_of(q).rests_until = q.num_generated + num_tokens;
-  if (q.drafting.origin == DraftOrigin::kText) q.drafting.source = 0;
+  if (q.drafting.origin != DraftOrigin::kGrammar) q.drafting.source = 0;
   q.drafting.num_found = 0;
 }
 
@@ -216,7 +261,7 @@ BLINK_FN void follow_source(const State& s, Sequence& q, int32_t token) {
   uint32_t& source = q.drafting.source;
   if (source == 0) return;
   const bool is_same = has_token(s, q, source - 1, q.num_tokens) && token_at(s, q, source - 1) == token;
-  source = is_same ? source + 1 : 0;
+  source = is_same ? place_after(s, source - 1) + 1 : 0;
 }
 
 // Learn from a draft of which so many tokens were accepted.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "scheduler/adapters.h"
+#include "scheduler/answers.h"
 #include "scheduler/automata.h"
 #include "scheduler/kv_cache.h"
 #include "scheduler/list.h"
@@ -53,6 +54,7 @@ BLINK_FN uint32_t collect(Env& env, State& s, SequenceStatus status, Chosen chos
 template <class Env>
 BLINK_RARE_FN void end_finished(Env& env, State& s, SequenceStatus status) {
   const uint32_t ended = collect(env, s, status, [](const Sequence& q) { return q.finish != FinishReason::kNone; });
+  if (has_answers(s)) keep_answers(env, s, ended);
   for (uint32_t n = 0; n < ended; n++) free_sequence(env, s, s.scratch[n]);
   if (ended > 0) keep_only(env, s, status);
 }

@@ -35,8 +35,8 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
     // What compose() decides on: whether what the next row leaves is kept, and drafts of which there is a source.
-    const bool drafts = may_draft(s, q, DraftOrigin::kText, q.num_generated + 1);
-    const bool is_open = is_border(s, q, position + 1) || (drafts && q.drafting.source > 0);
+    const DraftSources sources = draft_sources(s, q, q.num_generated + 1);
+    const bool is_open = is_border(s, q, position + 1) || (sources > 0 && q.drafting.source > 0);
     env.scan(row < rows && (!samples || is_last || is_open), num_stuck);
     taken += num_grown;
     stuck += num_stuck;
@@ -45,10 +45,11 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     next.token_place = uint64_t(q.slot) * g.max_model_len + position;
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
-    next.looks_up = drafts;
+    next.looks_up = uint8_t(sources);
     next.guesses = may_draft(s, q, DraftOrigin::kGrammar, q.num_generated + 1);
     guesses += next.guesses;
     if (speculates(s)) index_text(env, s, s.sequences[before.sequence], position);
+    if (is_guessed(s, q)) read_spacing(s, s.sequences[before.sequence], position);
     next.block = grows && rank < s.num_free_blocks ? s.free_blocks[s.num_free_blocks - 1 - rank] : kNone;
     if (has_windows(s)) next.window_block = next_window_block(s, next, rank);
     const int32_t block = grows ? int32_t(next.block) : s.block_tables[next.table_place];
@@ -70,7 +71,8 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
 // Whether a draft follows a row's text with the token that was sampled, which is written behind it.
 BLINK_FN bool has_source(const State& s, uint32_t row, const NextRow& next) {
   s.tokens[next.token_place] = next.token;
-  return look_up(s, s.sequences[s.whole.rows[row].sequence], uint32_t(next.position) + 1) != kNone;
+  const Sequence& q = s.sequences[s.whole.rows[row].sequence];
+  return find_source(s, q, uint32_t(next.position) + 1, next.looks_up) != kNone;
 }
 
 // Whether the row's sampled token lets it go on; keeps what was sampled.

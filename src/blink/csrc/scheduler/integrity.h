@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "scheduler/answers_integrity.h"
 #include "scheduler/event_integrity.h"
 #include "scheduler/host_integrity.h"
 #include "scheduler/scheduler.h"
@@ -22,6 +23,7 @@ class IntegrityCheck {
                        &IntegrityCheck::windows, &IntegrityCheck::window_owners, &IntegrityCheck::adapters})
       if (!broken) broken = (this->*check)();
     if (!broken) broken = check_events(s_);
+    if (!broken) broken = check_answers(s_);
     return broken ? broken : check_host_tier(s_);
   }
 

@@ -144,6 +144,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
     register_blocks(env, s, a);
     release_windows(env, s, a);
   }
+  if (has_answers(s)) index_answers(env, s);
   if (s.reset_asked) reset_prefix_cache(env, s);
   keep_free(env, s, s.geometry.max_num_seqs);
   if (env.lane() == 0) {

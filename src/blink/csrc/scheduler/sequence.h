@@ -9,9 +9,10 @@ namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
 
-// What a draft is made of: tokens that stand elsewhere in the request's texts, or those that its automaton leaves.
-enum class DraftOrigin : uint32_t { kText, kGrammar };
-constexpr uint32_t kDraftOrigins = 2;
+// What a draft is made of: tokens that stand elsewhere in the request's texts, those that its automaton leaves, or
+// tokens of recent answers.
+enum class DraftOrigin : uint32_t { kText, kGrammar, kAnswers };
+constexpr uint32_t kDraftOrigins = 3;
 
 // What became of a sequence's drafts of one origin.
 struct OriginRecord {
@@ -22,9 +23,29 @@ struct OriginRecord {
   FIELD(uint32_t, next_rest);    // how many tokens the next rest takes
 };
 
+// Where JSON may have white space: after a colon, a comma or an opening bracket, or before a closing one.
+enum class Gap : uint8_t { kColon, kComma, kOpen, kClose, kNone };
+constexpr uint32_t kGaps = 4;
+constexpr uint8_t kNewlineRun = 0xfe, kUnknownRun = 0xff;  // of Spacing::runs; others: so many spaces
+constexpr uint32_t kMostSpaces = 0xf0;
+
+// The white space that a text of JSON has (json_spacing.h).
+struct Spacing {
+  FIELDS_OF(Spacing);
+  FIELD(uint8_t, in_string);
+  FIELD(uint8_t, is_escaped);   // a backslash stands before the next byte of the string
+  FIELD(uint8_t, gap);          // Gap behind the last byte that was no white space
+  FIELD(uint8_t, has_newline);  // of the white space since then
+  FIELD(uint8_t, num_spaces);   // likewise: behind the newline, if there is one
+  FIELD(uint8_t, indent);       // spaces that the line begins with
+  FIELD(uint8_t, indent_step);  // more of them inside of brackets
+  FIELD_ARRAY(uint8_t, runs, kGaps);
+};
+
 // What a sequence's drafts come from, and what became of those before (drafts.h).
 struct Drafting {
   FIELDS_OF(Drafting);
+  FIELD(uint64_t, scope);          // whose answers it shares: of Sqe::hash_root; 0: nobody's
   FIELD(uint32_t, num_indexed);    // leading tokens of the text whose n-grams are in the slot's table
   FIELD(uint32_t, source);         // place + 1 of what the next token should equal; 0: to be looked up
   FIELD(uint32_t, num_found);      // tokens of a draft that could be had for the step that is being composed
@@ -34,6 +55,8 @@ struct Drafting {
   FIELD(uint32_t, is_prediction);  // whether the draft in flight is of the request's prediction
   FIELD(uint32_t, num_uncharged);  // accepted draft tokens that its flow has still to be charged for
   FIELD_ARRAY(OriginRecord, records, kDraftOrigins);
+  FIELD(uint32_t, num_spaced);  // tokens of the text up to which `spacing` is known
+  FIELD(Spacing, spacing);
 };
 
 // One generation that the scheduler knows; index = queue pair * sequences_per_queue_pair + tag.

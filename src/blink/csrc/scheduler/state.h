@@ -52,6 +52,15 @@ struct TokenEntry {
   FIELD(uint32_t, token);  // + 1; 0: the entry is empty
 };
 
+// A token of the ring of recent answers (answers.h). All 0: behind the last one of an answer, and where none was
+// written.
+struct AnswerToken {
+  FIELDS_OF(AnswerToken);
+  FIELD(uint64_t, scope);  // Drafting::scope of its sequence
+  FIELD(int32_t, token);
+  FIELD(uint32_t, answer);  // its number, from 1 on
+};
+
 struct LruEntry {
   uint32_t block, stamp;
 };
@@ -105,7 +114,7 @@ struct NextRow {
   FIELD(uint32_t, window_block);                     // that holds its token
   FIELD(uint32_t, stops_at);                         // in `stop_tokens`
   FIELD(uint16_t, num_stops);                        // that may end it already
-  FIELD(uint8_t, looks_up);                          // whether compose() may draft, if the token ends a known n-gram
+  FIELD(uint8_t, looks_up);                          // DraftSources, if the token ends an n-gram of which is to draft
   FIELD(uint8_t, guesses);                           // likewise, if the row's automaton leaves no choice behind it
   FIELD_ARRAY(int32_t, stops, kPreparedStopTokens);  // the first of them, and kInvalidLogits
   FIELD(int32_t, token);
@@ -206,6 +215,8 @@ struct State {
   STATE_ARRAY(uint32_t, adapter_stamps, g.num_adapter_slots);  // when each was last taken
   STATE_ARRAY(AutomatonEntry, automaton_entries, g.num_automata);
   STATE_ARRAY(uint32_t, ngram_heads, g.spec_tokens == 0 ? 0 : uint64_t(g.num_slots) * g.ngram_entries);
+  STATE_ARRAY(AnswerToken, answers, g.answer_tokens);
+  STATE_ARRAY(uint32_t, answer_heads, g.answer_entries);
   STATE_ARRAY(NextRow, next_rows, g.max_num_seqs);
   STATE_ARRAY(GraphCost, costs, g.num_graphs);
   STATE_ARRAY(MeasuredCost, measured_costs, g.num_graphs);
@@ -273,6 +284,9 @@ struct State {
   FIELD(uint32_t, snapshot_stamp);
   FIELD(uint32_t, num_drafts);                          // tokens of the whole step that is composed or in flight
   FIELD_ARRAY(uint32_t, draft_counts, kMaxDrafts + 2);  // of one retire(): drafts, their tokens, accepted ones by place
+  FIELD(uint32_t, answer_head);                         // tokens that were written to the ring of recent answers
+  FIELD(uint32_t, num_indexed_answer_tokens);           // of these, those whose n-grams are in the table
+  FIELD(uint32_t, last_answer);                         // number of the newest one
   FIELD(uint32_t, step_admitted);
   FIELD(uint32_t, step_preempted);
   FIELD(uint32_t, log_count);
