@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blink.bits import power_of_two
 from blink.errors import ConfigError
 
 _FLAG = "--speculative-config"
@@ -15,6 +16,8 @@ _NOT_YET = ("suffix", "draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_sp
 _KEYS = ("method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max", "rejection_sample_method")
 _USUAL_TOKENS, _USUAL_MIN, _USUAL_MAX = 5, 2, 5
 _MOST_NGRAM = 16
+_DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
+_MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
 MAX_DRAFTS = 15  # as csrc/region/layout.h has it
 
 
@@ -25,6 +28,21 @@ class Speculation:
     num_tokens: int = 0  # the most of a sequence in one step; 0: none
     ngram_min: int = 0  # tokens in common with the text's end
     ngram_max: int = 0
+
+    def count_rows(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+        """Return the most rows of a step: one for each sequence, and more for the drafts of each."""
+        drafts = min(max_num_seqs * (1 + self.num_tokens), _DRAFT_ROWS)
+        return max(max_num_seqs, min(drafts, max_num_batched_tokens))
+
+    def sizes(self, max_model_len: int, vocab_size: int, *, knows_bytes: bool) -> dict[str, int]:
+        """Return the fields of a geometry; knows_bytes: whether the engine has the bytes of its tokens."""
+        return {
+            "spec_tokens": self.num_tokens,
+            "ngram_min": self.ngram_min,
+            "ngram_max": self.ngram_max,
+            "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+            "token_entries": power_of_two(4 * vocab_size) if self.num_tokens and knows_bytes else 0,
+        }
 
 
 def read_speculation(values: Mapping[str, Any]) -> Speculation:

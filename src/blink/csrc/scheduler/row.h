@@ -3,7 +3,7 @@
 //
 // A verify row has 1 + drafts tokens and as many samples. In the model's batch it is that number of rows of one token,
 // from first_sample on: only these have the bits of plain decoding. The first of them is described here, the others are
-// of kind kNone. A row's adapter is its slot's: SlotParams.
+// of kind kNone.
 #pragma once
 
 #include "region/layout.h"
