@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The execution plans of some models on an H100, as text: recorded in tests/unit/plans.
 
-gpt-oss has its experts in one tensor. They are in MXFP4 or in 16 bits: its plans in FP8 and in 4 bits are those of its
-other matrices. `blink quantize` refuses it, so that its plan in 4 bits is of others' checkpoints.
+gpt-oss has its experts in one tensor, in MXFP4 or in 16 bits: its plans in FP8 and in 4 bits are those of its other
+matrices. `blink quantize` refuses it; its plan in 4 bits is for a checkpoint from elsewhere.
 """
 
 from __future__ import annotations
