@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from blink.adapters.client import LoRARequest
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
@@ -28,7 +27,7 @@ from blink.offline.options import EngineArgs
 from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import RequestOutput
 from blink.request.planner import PlannedSequence
-from blink.request.source import PromptType, source_of
+from blink.request.source import PromptType, source_of, with_lora
 from blink.request.table import Observer, SequenceTable
 from blink.sampling_params import RequestOutputKind, SamplingParams
 from blink.text.generation import Generation
@@ -91,20 +90,17 @@ class AsyncLLM(AsyncControls, Absent):
             EngineUnavailableError: the engine failed.
         """
         del trace_headers
-        if not isinstance(lora_request, LoRARequest | None):
-            raise BadRequestError("lora_request is a LoRARequest.", "lora_request")
-        lora = lora_request
         if request_id in self._streams:
             raise BadRequestError(f"Request id {request_id} is running already.", "request_id")
         params = with_priority(sampling_params or self._engine.default_params, priority)
         rules = rules_of("prompt", add_special_tokens=True, given=tokenization_kwargs)
-        source = source_of(prompt)
+        source = with_lora(source_of(prompt), lora_request)
         stream = _Stream(self._table, params)
         self._streams[request_id or f"unnamed-{id(stream)}"] = stream
         try:
             info = await self._await_engine()
-            plan = await asyncio.to_thread(self._engine.plan, source, params, rules, info, lora=lora)
-            gathered = GatheredOutput(request_id, source, plan, self._engine.assets.tokenizer, lora)
+            plan = await asyncio.to_thread(self._engine.plan, source, params, rules, info)
+            gathered = GatheredOutput(request_id, source, plan, self._engine.assets.tokenizer)
             stream.begin(gathered, plan.sequences)
             await self._submit(stream, plan.sequences)
             while not stream.is_over:

@@ -16,7 +16,7 @@ from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
-from blink.offline.calls import Call, Progress, Request, show_progress, with_loras
+from blink.offline.calls import Call, Progress, Request, show_progress
 from blink.offline.chat_options import ChatOptions, Message
 from blink.offline.controls import EngineControls
 from blink.offline.description import EngineDescription, ModelDescription, describe
@@ -37,7 +37,7 @@ from blink.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from blink.region.layout import Task
 from blink.request.beam_search import Tokens, position_of, scoring_params
 from blink.request.planner import Plan, PlannedSequence
-from blink.request.source import PromptType, Source, as_list, source_of
+from blink.request.source import PromptType, Source, as_list, source_of, with_loras
 from blink.request.table import Observer, SequenceTable
 from blink.request.vectors import check_task
 from blink.sampling_params import SamplingParams
@@ -111,8 +111,8 @@ class LLM(PoolingCalls, EngineControls, Absent):
             EngineUnavailableError: the engine failed.
         """
         refuse(mm_processor_kwargs=mm_processor_kwargs)
-        requests = self._prompts(prompts, sampling_params, priority, tokenization_kwargs)
-        return self._run(with_loras(requests, lora_request), use_tqdm)
+        requests = self._prompts(prompts, sampling_params, priority, tokenization_kwargs, lora_request)
+        return self._run(requests, use_tqdm)
 
     def chat(
         self,
@@ -263,8 +263,9 @@ class LLM(PoolingCalls, EngineControls, Absent):
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: int | Sequence[int] | None,
         tokenization: Mapping[str, Any] | None,
+        lora_request: object = None,
     ) -> list[Request]:
-        sources = [source_of(prompt) for prompt in as_list(prompts)]
+        sources = with_loras([source_of(prompt) for prompt in as_list(prompts)], lora_request)
         return self._requests(
             sources, params, priority, rules_of("prompt", add_special_tokens=True, given=tokenization)
         )
@@ -275,8 +276,8 @@ class LLM(PoolingCalls, EngineControls, Absent):
         params: SamplingParams | Sequence[SamplingParams] | None,
         options: ChatOptions,
     ) -> list[Request]:
-        sources = options.sources(messages, self._engine.assets)
-        return with_loras(self._requests(sources, params, options.priority, options.rules), options.lora_request)
+        sources = with_loras(options.sources(messages, self._engine.assets), options.lora_request)
+        return self._requests(sources, params, options.priority, options.rules)
 
     def _enqueue(self, requests: Sequence[Request]) -> list[str]:
         self._enqueued += requests
@@ -301,11 +302,10 @@ class LLM(PoolingCalls, EngineControls, Absent):
 
     def _run(self, requests: Sequence[Request], use_tqdm: Progress) -> list[RequestOutput]:
         plans, tokenizer = self._complete(requests, use_tqdm), self._engine.assets.tokenizer
-        gathered = [
-            GatheredOutput(each.request_id, each.source, plan, tokenizer, each.lora)
+        return [
+            GatheredOutput(each.request_id, each.source, plan, tokenizer).take()
             for each, plan in zip(requests, plans, strict=True)
         ]
-        return [output.take() for output in gathered]
 
     def _look(self, task: Task) -> RegionInfo:
         with self._turn:
@@ -316,7 +316,7 @@ class LLM(PoolingCalls, EngineControls, Absent):
     def _complete(self, requests: Sequence[Request], use_tqdm: Progress, task: Task = Task.GENERATE) -> list[Plan]:
         with self._turn:
             engine = self._await_engine()  # nobody renewed the lease since the last call
-            plans = [self._engine.plan(one.source, one.params, one.rules, engine, task, one.lora) for one in requests]
+            plans = [self._engine.plan(one.source, one.params, one.rules, engine, task) for one in requests]
             self._await_engine()  # nor while these were planned
             sequences = [planned for plan in plans for planned in plan.sequences]
             with show_progress(use_tqdm, len(sequences), "seq") as progress:

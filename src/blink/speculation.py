@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from blink.bits import power_of_two
 from blink.errors import ConfigError
 
 _FLAG = "--speculative-config"
@@ -27,6 +28,9 @@ _MOST_DEPTH, _MOST_REQUESTS, _MOST_FACTOR = 64, 1_000_000, 64
 _MOST_NGRAM = 16  # these two as csrc/region/layout.h has them
 MAX_DRAFTS = 15
 _ONE = 256  # what the scheduler takes 1 as, of factors and chances
+_DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
+_MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
+_MOST_ANSWER_TOKENS = 1 << 18  # of recent answers, 16 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,32 @@ class Speculation:
     suffix_factor: int = 0  # tokens of a draft for each of its match, times 256
     suffix_chance: int = 0  # the least chance that a draft's tokens are accepted, times 256
     num_answers: int = 0  # recent ones of other requests that drafts are copied from
+
+    def count_rows(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+        """Return the most rows of a step: one for each sequence, and more for the drafts of each."""
+        drafts = min(max_num_seqs * (1 + self.num_tokens), _DRAFT_ROWS)
+        return max(max_num_seqs, min(drafts, max_num_batched_tokens))
+
+    def sizes(self, max_model_len: int, vocab_size: int, *, knows_bytes: bool) -> dict[str, int]:
+        """Return the fields of a geometry; knows_bytes: whether the engine has the bytes of its tokens."""
+        return {
+            "spec_tokens": self.num_tokens,
+            "ngram_min": self.ngram_min,
+            "ngram_max": self.ngram_max,
+            "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+            "token_entries": power_of_two(4 * vocab_size) if self.num_tokens and knows_bytes else 0,
+            "suffix_depth": self.suffix_depth,
+            "suffix_factor": self.suffix_factor,
+            "suffix_chance": self.suffix_chance,
+            **self._answer_sizes(max_model_len),
+        }
+
+    def _answer_sizes(self, max_model_len: int) -> dict[str, int]:
+        """Return the fields of recent answers."""
+        if self.num_answers == 0:
+            return {}
+        tokens = min(power_of_two(self.num_answers * max_model_len), _MOST_ANSWER_TOKENS)
+        return {"num_answers": self.num_answers, "answer_tokens": tokens, "answer_entries": 4 * tokens}
 
 
 def read_speculation(values: Mapping[str, Any]) -> Speculation:

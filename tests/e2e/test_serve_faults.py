@@ -61,6 +61,7 @@ def test_a_deleted_region_is_there_again_with_the_same_engine(server: Served) ->
     assert away <= server.most_away
 
 
+@pytest.mark.long  # in the gate: test_cli_serve.py
 def test_a_killed_engine_is_replaced(server: Served) -> None:
     before, engine, frontend = server.answer(), server.child("engine"), server.child("frontend")
     with server.recovering("killed engine"):

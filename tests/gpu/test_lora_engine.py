@@ -17,7 +17,7 @@ from blink import LLM, LoRARequest, SamplingParams
 from blink.adapters.protocol import ask_load
 from blink.errors import ConfigError
 from blink.link.client import EngineClient
-from blink.link.queue_pair import NO_ADAPTER, AdapterId
+from blink.link.queue_pair import NO_ADAPTER, AdapterId, KvOrigin
 from blink.region.layout import CqeKind
 from engine_process import CONFIG, connect, run_engine_process, stopped
 from lora_adapters import find_targets, merge, write_adapter
@@ -104,7 +104,9 @@ def decode(client: EngineClient, adapters: list[AdapterId]) -> list[list[int]]:
         SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.0),
         np.arange(100, 140, dtype=np.int32),
     )
-    tokens: dict[int, list[int]] = {client.submit(prompt, params, seed=1, adapter=each): [] for each in adapters}
+    tokens: dict[int, list[int]] = {
+        client.submit(prompt, params, seed=1, origin=KvOrigin(adapter=each)): [] for each in adapters
+    }
     num_open, deadline = len(tokens), time.monotonic() + 30
     while num_open:
         assert time.monotonic() < deadline, f"{num_open} sequences did not end"

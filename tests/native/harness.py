@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from blink.bits import power_of_two
 from blink.config import EngineConfig
-from blink.engine.geometry import build_geometry, power_of_two
+from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
+from blink.link.queue_pair import NO_HASH_ROOT, KvOrigin, QueuePair, Submission
 from blink.link.shm import ShmLink
 from blink.region.layout import (
     BATCH_HEADER,
@@ -358,7 +359,7 @@ def submission(
     flow: int = 0,
     root: bytes = NO_HASH_ROOT,
 ) -> Submission:
-    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow, root)
+    return Submission(np.asarray(prompt, np.int32), stop_tokens, 0, hashes, flow, KvOrigin(root))
 
 
 def submit(

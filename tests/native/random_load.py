@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from blink.errors import OverloadedError
-from blink.link.queue_pair import NO_HASH_ROOT, QueuePair, Submission
+from blink.link.queue_pair import NO_HASH_ROOT, KvOrigin, QueuePair, Submission
 from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, SLOT_PARAMS, CqeKind, FinishReason, StepClass, StepResult
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -129,7 +129,7 @@ class Episode:
         root = self.h.hash_root() if script.random() < 0.5 else NO_HASH_ROOT
         stops = tuple(script.sample(range(VOCAB), script.choice((0, 1, 6, 8, 20))))
         flow, hashes = script.choice((0, 1, 257)), self.h.hashes(prompt)
-        entry = Submission(np.asarray(prompt, np.int32), stops, 0, hashes, flow, root, automaton)
+        entry = Submission(np.asarray(prompt, np.int32), stops, 0, hashes, flow, KvOrigin(root), automaton)
         sequence = frontend.pair.submit(entry, params)
         frontend.live.append(sequence)
         self.texts[index, sequence] = prompt

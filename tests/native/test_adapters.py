@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from blink.engine.geometry import build_geometry
-from blink.link.queue_pair import NO_ADAPTER, AdapterId, QueuePair
+from blink.link.queue_pair import NO_ADAPTER, AdapterId, KvOrigin, QueuePair
 from blink.region.adapter_words import ADAPTER_WORDS
 from blink.region.layout import DECISION_LOG_ENTRY, SLOT_PARAMS, CqeKind, RejectCode, StepResult, struct_dtype
 from blink.region.native import lib
@@ -60,7 +60,7 @@ def submit(
     h: Harness, pair: QueuePair, adapter: AdapterId, prompt: Sequence[int] = PROMPT, count: int = 9, salt: bytes = b""
 ) -> int:
     """Submit a prompt under an adapter, by default with the hashes that it has without any."""
-    entry = submission(prompt, hashes=h.hashes(prompt, salt))._replace(adapter=adapter)
+    entry = submission(prompt, hashes=h.hashes(prompt, salt))._replace(origin=KvOrigin(adapter=adapter))
     return pair.submit(entry, SamplingParams(max_tokens=count))
 
 

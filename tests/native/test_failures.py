@@ -11,6 +11,7 @@ import pytest
 
 import blink
 from blink.engine.conclusion import conclude
+from blink.link.queue_pair import KvOrigin
 from blink.region.layout import CONSTANTS, EngineState, ErrorCode, StepResult, place_name
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -134,7 +135,7 @@ def test_a_copy_of_an_adapter_that_fails_stops_the_engine(compile_native: Compil
     library.no_launch_step.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     with running(small_config(), num_adapters=3, num_adapter_slots=1) as h:
         pair, adapter = h.frontend(), Host(h).load(1, content=1)
-        pair.submit(submission(PROMPT)._replace(adapter=adapter), SamplingParams(max_tokens=4))
+        pair.submit(submission(PROMPT)._replace(origin=KvOrigin(adapter=adapter)), SamplingParams(max_tokens=4))
         h.step()
         check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=adapter.index)
         assert place_name(h.region.control_word("error_place")).startswith("adapter_paging.h:")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.engine.geometry import power_of_two
+from blink.bits import power_of_two
 from blink.engine.vocabulary import write_vocabulary
 from blink.grammar.automaton import Automaton
 from blink.grammar.compiler import compile_structured

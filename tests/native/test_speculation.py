@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from blink.errors import OverloadedError
-from blink.link.queue_pair import QueuePair, Submission
+from blink.link.queue_pair import KvOrigin, QueuePair, Submission
 from blink.region.layout import CqeKind, FinishReason, RowKind, StepResult
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
@@ -156,7 +156,7 @@ def test_blocks_of_accepted_tokens_are_cached_and_those_of_rejected_ones_are_not
         with running(small_config(speculative_config=spec())) as h:
             pair, inbox = h.frontend(), Inbox()
             prediction = DRAFTERS[drafter](ANSWER, random.Random(3))
-            first = Submission(np.asarray(PROMPT, np.int32), (), 0, h.hashes(PROMPT), hash_root=h.hash_root(),
+            first = Submission(np.asarray(PROMPT, np.int32), (), 0, h.hashes(PROMPT), origin=KvOrigin(h.hash_root()),
                                prediction=prediction)  # fmt: skip
             sequence = pair.submit(first, SamplingParams(max_tokens=30))
             run_until_finished(h, inbox, [pair], [sequence])
@@ -210,7 +210,7 @@ class Crowd:
         answer, reason = answer_of(prompt, stops, params, VOCAB, 64)
         prediction = DRAFTERS[chance.choice([*DRAFTERS])](answer, chance)
         entry = Submission(
-            np.asarray(prompt, np.int32), tuple(stops), 0, self.h.hashes(prompt), hash_root=self.h.hash_root(),
+            np.asarray(prompt, np.int32), tuple(stops), 0, self.h.hashes(prompt), origin=KvOrigin(self.h.hash_root()),
             prediction=prediction,
         )  # fmt: skip
         with suppress(OverloadedError):

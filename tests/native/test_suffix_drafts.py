@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.link.queue_pair import NO_HASH_ROOT, Submission
+from blink.link.queue_pair import KvOrigin, NO_HASH_ROOT, Submission
 from blink.region.layout import RowKind, StepResult
 from blink.sampling_params import SamplingParams
 from harness import Harness, Inbox, Step, expected_tokens, run_until_finished, running, small_config
@@ -49,7 +49,7 @@ class Machine:
 
     def ask(self, prompt: Sequence[int], salt: bytes | None = b"", max_tokens: int = LENGTH) -> int:
         root = NO_HASH_ROOT if salt is None else self.h.hash_root(salt)
-        entry = Submission(np.asarray(prompt, np.int32), (), 0, b"", hash_root=root)
+        entry = Submission(np.asarray(prompt, np.int32), (), 0, b"", origin=KvOrigin(root))
         return self.pair.submit(entry, SamplingParams(max_tokens=max_tokens))
 
     def answer(self, prompt: Sequence[int], salt: bytes | None = b"", max_tokens: int = LENGTH) -> list[int]:

@@ -101,6 +101,8 @@ def _load_with(case: Case, scheme: str) -> Decoder:
         values["layer_types"] = values["layer_types"][:_LAYERS]
     if scheme in SCHEMES:
         values["quantization_config"] = SCHEMES[scheme]
+    elif scheme != "mxfp4":
+        values.pop("quantization_config", None)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(values))
         config = ModelConfig(

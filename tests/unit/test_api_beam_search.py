@@ -151,7 +151,7 @@ def test_steps_have_the_class_and_the_salt_of_their_request(server: FakeServer) 
         assert server.post(COMPLETIONS, BODY | fields | {"cache_salt": salt}).status_code == 200
     submitted = server.engine.submitted
     assert {(each.params.best_effort, each.params.tpot_target_ms) for each in submitted} == {(True, 7)}
-    assert len({each.hash_root for each in submitted}) == 2
+    assert len({each.origin.hash_root for each in submitted}) == 2
     assert len({each.flow for each in submitted}) == 1
 
 

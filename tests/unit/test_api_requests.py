@@ -87,7 +87,9 @@ def test_cached_prefixes_are_shared_by_requests_of_one_key(
         for fields in ({}, {"cache_salt": "mine"}):
             assert server.post(path, BODIES[path] | fields, headers=header(key)).status_code == 200
     server.close()
-    plain, salted, others, others_salted, again, again_salted = [each.hash_root for each in server.engine.submitted]
+    plain, salted, others, others_salted, again, again_salted = [
+        each.origin.hash_root for each in server.engine.submitted
+    ]
     assert (plain, salted) == (again, again_salted)
     assert plain != salted and others != others_salted
     assert (plain == others, salted == others_salted) == (isolation == "none",) * 2

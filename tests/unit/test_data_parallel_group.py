@@ -19,6 +19,7 @@ from blink.config import EngineConfig, FrontendConfig, ServeConfig
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
 from blink.link.group import EngineGroup, add_stats
+from blink.link.queue_pair import NO_ORIGIN
 from blink.offline.options import read_options
 from blink.region.files import engine_regions, server_region
 from blink.region.memory import HASH_KEY_VARIABLE
@@ -81,7 +82,7 @@ def tables_of(*engines: FakeEngine) -> EngineTables:
 def planned(*blocks: int) -> PlannedSequence:
     hashes = b"".join(block.to_bytes(16, "little") for block in blocks)
     params = SamplingParams()
-    prompt = Prompt(np.zeros(16 * len(blocks) + 1, np.int32), hashes, bytes(16))
+    prompt = Prompt(np.zeros(16 * len(blocks) + 1, np.int32), hashes, NO_ORIGIN)
     return PlannedSequence(prompt, params, 0, (), Generation(0, NoTokenizer(), params, ()))
 
 

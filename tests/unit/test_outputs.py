@@ -178,7 +178,7 @@ def test_a_prompt_is_cut_as_its_parameters_say() -> None:
 
 def test_a_prompt_that_skips_the_cache_shares_no_block() -> None:
     def root(params: SamplingParams) -> bytes:
-        return plan(params).prompts[0].hash_root
+        return plan(params).prompts[0].origin.hash_root
 
     assert root(SamplingParams()) == root(SamplingParams(skip_reading_prefix_cache=False))
     assert len({root(SamplingParams(skip_reading_prefix_cache=True)) for _ in range(3)} | {root(SamplingParams())}) == 4

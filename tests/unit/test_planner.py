@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from blink.config import FrontendConfig, ModelConfig
-from blink.request.planner import Planner
+from blink.errors import BadRequestError
+from blink.request.planner import Planner, check_request
 from blink.sampling_params import SamplingParams
 from blink.text.assets import load_assets
 from blink.text.prompt import PromptRules
@@ -38,3 +42,15 @@ def test_a_servers_seed_makes_those_of_requests_that_give_none(tmp_path: Path) -
 
     assert seeds(42) == seeds(42) != seeds(43)
     assert len({*seeds(42), *seeds(0), *seeds(0)}) == 12
+
+
+@pytest.mark.parametrize("param", ["stop_token_ids", "logit_bias", "allowed_token_ids", "logprob_token_ids"])
+def test_the_first_token_id_beyond_the_vocabulary_is_refused_by_name(param: str) -> None:
+    def ask(token: int) -> SamplingParams:
+        options: dict[str, Any] = {param: {token: 1.0} if param == "logit_bias" else [token]}
+        return SamplingParams(max_tokens=1, **options)
+
+    check_request(ask(ENGINE.vocab_size - 1), 1, ENGINE)
+    with pytest.raises(BadRequestError, match=f"{ENGINE.vocab_size} is not a token id") as caught:
+        check_request(ask(ENGINE.vocab_size), 1, ENGINE)
+    assert caught.value.param == param

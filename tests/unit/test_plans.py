@@ -40,6 +40,8 @@ def test_plans_are_what_was_recorded(case: Case) -> None:
         Loaded("llama-3-8b", "fp8"),
         Loaded("llama-3-8b", "bf16", kv_dtype="fp8"),
         Loaded("phi-4", "awq"),
+        Loaded("gpt-oss-20b", "fp8"),
+        Loaded("gpt-oss-20b", "awq"),
         pytest.param(Loaded("qwen3-30b-a3b", "fp8-block"), marks=pytest.mark.long),
         pytest.param(Loaded("gpt-oss-20b", "mxfp4"), marks=pytest.mark.long),
     ],
@@ -54,6 +56,7 @@ def test_a_description_alone_gives_the_plan_of_the_weights(case: Loaded) -> None
         described = expected_sites(model.spec, 16, fp8=case.format == "fp8", kv_dtype=kv_dtype)
         loaded = sites_of(model, 16)
         assert list(loaded.layers) == list(described.layers)
+        assert loaded.head == described.head
         device = GpuDevice()
         assert plan_model(device, loaded, buckets).show() == plan_model(device, described, buckets).show()
 

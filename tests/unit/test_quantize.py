@@ -29,6 +29,7 @@ from blink.quantize.directory import describe_quantization
 from blink.quantize.rounding import Int4Grid, round_nearest
 from blink.runner.matmul import linear
 from model_driver import Driver
+from model_mutations import CONFIG, MXFP4_CONFIG
 from quantized_checkpoints import write_checkpoints
 
 CPU = torch.device("cpu")
@@ -264,6 +265,13 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
+def write_plain_gpt_oss(folder: Path) -> Path:
+    """Write the description of a gpt-oss whose experts are not in MXFP4."""
+    folder.mkdir()
+    write(folder / "config.json", json.dumps({**CONFIG, **MXFP4_CONFIG, "quantization_config": None}))
+    return folder
+
+
 def test_what_cannot_be_quantized_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     plain = write_model(tmp_path)
     quantized, _ = write_checkpoints(tmp_path / "other", "awq")
@@ -274,6 +282,12 @@ def test_what_cannot_be_quantized_is_refused_before_anything_is_written(tmp_path
     new = str(tmp_path / "new")
     cases: list[tuple[Path, str, dict[str, Any], str]] = [
         (quantized, new, {}, r"has matrices of 4 bits \(AWQ\) already"),
+        (
+            write_plain_gpt_oss(tmp_path / "joined"),
+            new,
+            {},
+            r"share a tensor \(gpt_oss\) are not quantized",
+        ),
         (plain, str(tmp_path / "full"), {}, "is not empty"),
         (plain, str(tmp_path / "full" / "file"), {}, "cannot be created"),
         (plain, new, {"calibration": short}, "give a text of 128 or more"),

@@ -16,6 +16,7 @@ from blink.config import EngineConfig, ModelConfig
 from blink.engine import boot
 from blink.errors import ConfigError
 from blink.models.weights.checkpoint import SafetensorsCheckpoint
+from blink.models.weights.cuts import Cuts
 from blink.models.weights.gguf_file import GgufFile
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
@@ -49,6 +50,14 @@ def check_ranks(path: Path, size: int) -> None:
     followers.end()
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     torch.testing.assert_close([one for _, one in found], [one for _, one in expected], rtol=1e-3, atol=1e-3)
+
+
+def test_the_bias_of_a_sum_is_the_first_ranks_alone(tmp_path: Path) -> None:
+    spec = read_spec(write_tiny_model(tmp_path, attention_bias=True))
+    bias = torch.arange(1.0, spec.hidden_size + 1)
+    name = "model.layers.0.self_attn.o_proj.bias"
+    first, second = (Cuts(spec, one.shard, 1).find(name).take(bias) for one in spec.split(2, 1))
+    assert torch.equal(first, bias) and not second.any()
 
 
 @pytest.mark.parametrize("scheme", mark(SCHEMES, _FAST))

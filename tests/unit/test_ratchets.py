@@ -20,13 +20,13 @@ def nodes_of(*rooms: str) -> Iterator[ast.AST]:
     """Yield every node of the Python files of some rooms; without any, of all."""
     for room in rooms or ("",):
         for path in sorted((_PACKAGE / room).rglob("*.py")):
-            yield from ast.walk(parse(path))
+            yield from nodes_in(path)
 
 
 @cache
-def parse(path: Path) -> ast.Module:
-    """Return a file's tree, which every count walks."""
-    return ast.parse(path.read_text())
+def nodes_in(path: Path) -> list[ast.AST]:
+    """Return every node of a file, which every count looks through."""
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
 def count_isinstance() -> int:
@@ -39,19 +39,22 @@ def count_isinstance() -> int:
 
 def count_cache_shapes() -> int:
     """Count where the shape of a KV cache is read, whose numbers have names in LayerCache."""
-    trees = (parse(path) for path in sorted(_PACKAGE.rglob("*.py")) if path.name != "layer_cache.py")
+    files = (path for path in sorted(_PACKAGE.rglob("*.py")) if path.name != "layer_cache.py")
     return sum(
         isinstance(node, ast.Attribute)
         and node.attr == "shape"
         and re.search(r"cache|cells|\bkv\b", ast.unparse(node.value)) is not None
-        for tree in trees
-        for node in ast.walk(tree)
+        for path in files
+        for node in nodes_in(path)
     )
 
 
 def count_structures() -> int:
     """Count the mirrors of native structures that are written by hand."""
-    return sum(isinstance(node, ast.Attribute) and ast.unparse(node) == "ctypes.Structure" for node in nodes_of())
+    return sum(
+        isinstance(node, ast.Attribute) and node.attr == "Structure" and ast.unparse(node) == "ctypes.Structure"
+        for node in nodes_of()
+    )
 
 
 def count_files_of_a_format() -> int:

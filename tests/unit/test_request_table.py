@@ -12,7 +12,7 @@ import pytest
 
 from blink.errors import BlinkError, EngineUnavailableError
 from blink.link.client import EngineClient, RegionInfo
-from blink.link.queue_pair import NO_HASH_ROOT
+from blink.link.queue_pair import NO_ORIGIN
 from blink.region.layout import COMPLETION, VECTOR_CQE, CqeKind, FinishReason, RejectCode, Task
 from blink.request.planner import PlannedSequence
 from blink.request.table import Observer, OpenSequence, SequenceTable
@@ -103,7 +103,7 @@ class Fixture:
     def submit(self, owner: Request, **params: Any) -> tuple[int, Generation]:
         settings = SamplingParams(**params)
         generation = Generation(0, NoTokenizer(), settings, ())
-        prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_HASH_ROOT)
+        prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_ORIGIN)
         return self.table.submit(owner, PlannedSequence(prompt, settings, 0, (), generation)), generation
 
     def answer(self, *rows: Row) -> None:
@@ -247,7 +247,7 @@ def test_the_end_of_a_prompt_is_looked_at_once_and_not_before_it_is_submitted() 
     tokenizer, table, settings = CountingTokenizer(), Fixture().table, SamplingParams()
     generation = Generation(0, tokenizer, settings, (), [1, 2, 3])
     assert tokenizer.seen == []
-    prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_HASH_ROOT)
+    prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_ORIGIN)
     table.submit(Request(), PlannedSequence(prompt, settings, 0, (), generation))
     generation.add_token(4, 0.0, 0)
     assert tokenizer.seen == [[1, 2, 3]]
@@ -268,7 +268,7 @@ class VectorClient(FakeClient):
 
 def planned() -> PlannedSequence:
     settings = SamplingParams()
-    prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_HASH_ROOT)
+    prompt = Prompt(np.array([1, 2, 3], np.int32), b"", NO_ORIGIN)
     return PlannedSequence(prompt, settings, 0, (), Generation(0, NoTokenizer(), settings, ()))
 
 

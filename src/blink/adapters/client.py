@@ -10,6 +10,7 @@ from blink.adapters.protocol import Held, ask_load, ask_unload
 from blink.errors import BadRequestError
 from blink.link.client import EngineClient
 from blink.link.queue_pair import AdapterId
+from blink.region.adapter_words import adapter_word_offset
 from blink.text.prompt import PromptRules
 
 
@@ -79,7 +80,10 @@ class AdapterClient:
     def uses(self, path: str) -> tuple[int, int]:
         """Return how many sequences of all frontends run with an adapter, and how many wait for its place."""
         held = self._held.get(path)
-        return (0, 0) if held is None else self._client.count_adapter_users(id_of(held))
+        if held is None or not self._is_there(held):
+            return 0, 0
+        ready, users = (self._word(held, name) for name in ("num_in_slots", "num_users"))
+        return ready, max(users - ready, 0)
 
     def _find(self, path: str) -> Held | None:
         """Return an adapter if the engine has it now."""
@@ -87,14 +91,20 @@ class AdapterClient:
         if info is not None and not info.num_adapters:
             raise BadRequestError("This server's engine takes no adapters (--enable-lora).", "lora_request")
         held = self._held.get(path)
-        return held if held is not None and self._client.holds_adapter(id_of(held)) else None
+        return held if held is not None and self._is_there(held) else None
 
+    def _is_there(self, held: Held) -> bool:
+        """Say whether the engine still has an adapter."""
+        return self._word(held, "generation") == held.generation
 
-def id_of(held: Held) -> AdapterId:
-    """Return how requests name an adapter."""
-    return AdapterId(held.index, held.generation)
+    def _word(self, held: Held, name: str) -> int:
+        """Load a word of an adapter; 0 where there is none."""
+        info = self._client.info
+        if info is None or not 0 <= held.index < info.num_adapters:
+            return 0
+        return self._client.read_word(lambda header: adapter_word_offset(header, held.index, name))
 
 
 def rules_with(rules: PromptRules, held: Held) -> PromptRules:
     """Return the rules of a request that uses an adapter."""
-    return rules._replace(adapter=id_of(held), adapter_content=held.content)
+    return rules._replace(adapter=AdapterId(held.index, held.generation), adapter_content=held.content)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blink.bits import power_of_two
 from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.models.pooling import Pooling
@@ -19,15 +20,7 @@ _MILLISECOND = 1_000_000
 _SNAPSHOT_PART = 4  # of the KV cache's bytes, those of snapshots of recurrent states
 _LEAST_SNAPSHOTS = 8
 _ROUND_SEQUENCES = 8
-_DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
-_MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
-_MOST_ANSWER_TOKENS = 1 << 18  # of recent answers, 16 bytes each
 _SNAPSHOT_INTERVAL = 64  # blocks: of 16 tokens, those of an answer of 1,024
-
-
-def power_of_two(value: int) -> int:
-    """Return the smallest power of two that is not less than `value`."""
-    return 1 << max(value - 1, 0).bit_length()
 
 
 def count_slots(max_num_seqs: int) -> int:
@@ -63,10 +56,9 @@ def spare_snapshots(room: int, slot_bytes: int) -> int:
     return room - max(room // (_SNAPSHOT_PART + 1), _LEAST_SNAPSHOTS * slot_bytes)
 
 
-def count_rows(config: EngineConfig, num_drafts: int) -> int:
-    """Return the most rows of a step: one for each sequence, and more for up to so many drafts of each."""
-    drafts = min(config.max_num_seqs * (1 + num_drafts), _DRAFT_ROWS)
-    return max(config.max_num_seqs, min(drafts, config.max_num_batched_tokens))
+def count_rows(config: EngineConfig) -> int:
+    """Return the most rows of a step."""
+    return config.speculation.count_rows(config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
@@ -159,7 +151,8 @@ def build_geometry(
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
     }
     values |= dict(windows or {}) | dict(others or {}) | config.lora.sizes | config.kv_events.sizes
-    values |= _times(config) | _draft_sizes(config, max_model_len, vocab_size, vocab_bytes)
+    values |= config.speculation.sizes(max_model_len, vocab_size, knows_bytes=vocab_bytes > 0)
+    values |= _times(config) | {"max_rows": count_rows(config)}
     values["vocab_bytes"] = vocab_bytes
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
     return _fill(values, config, 1 + captures_adapters)
@@ -211,30 +204,6 @@ def _most_completions(vector_width: int) -> int:
     if vector_width == 0:
         return CONSTANTS["max_logprobs"] + 1
     return 2 * (-(-vector_width // CONSTANTS["values_of_cqe"]) + 1)
-
-
-def _draft_sizes(config: EngineConfig, max_model_len: int, vocab_size: int, vocab_bytes: int) -> dict[str, int]:
-    """Return the fields that say how many rows a step has, and what drafts are made."""
-    speculation = config.speculation
-    return {
-        "max_rows": count_rows(config, speculation.num_tokens),
-        "spec_tokens": speculation.num_tokens,
-        "ngram_min": speculation.ngram_min,
-        "ngram_max": speculation.ngram_max,
-        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
-        "token_entries": power_of_two(4 * vocab_size) if speculation.num_tokens and vocab_bytes else 0,
-        "suffix_depth": speculation.suffix_depth,
-        "suffix_factor": speculation.suffix_factor,
-        "suffix_chance": speculation.suffix_chance,
-    } | _answer_sizes(speculation.num_answers, max_model_len)
-
-
-def _answer_sizes(num_answers: int, max_model_len: int) -> dict[str, int]:
-    """Return the fields of recent answers, of at most so many."""
-    if num_answers == 0:
-        return {}
-    tokens = min(power_of_two(num_answers * max_model_len), _MOST_ANSWER_TOKENS)
-    return {"num_answers": num_answers, "answer_tokens": tokens, "answer_entries": 4 * tokens}
 
 
 def _arena_bytes(config: EngineConfig, max_model_len: int, max_blocks: int) -> int:

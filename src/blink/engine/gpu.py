@@ -136,7 +136,7 @@ class GpuEngine(Engine):
     def _measure_step(self) -> int:
         """Return the bytes that the largest step allocates beside weights and KV cache."""
         config, model = self._config, self._model
-        num_rows = count_rows(config, config.speculation.num_tokens)
+        num_rows = count_rows(config)
         batch = Batch.allocate(
             max_tokens=config.max_num_batched_tokens,
             max_rows=num_rows,

@@ -217,4 +217,4 @@ def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:
 
 def _count_logits(config: EngineConfig, columns: int) -> int:
     """Return the most logits that a rank sends at once."""
-    return max(count_rows(config, config.speculation.num_tokens), _SCORED_TOKENS) * columns
+    return max(count_rows(config), _SCORED_TOKENS) * columns

@@ -8,9 +8,9 @@ from itertools import groupby
 
 import torch
 
+from blink.bits import power_of_two
 from blink.config import EngineConfig
 from blink.engine.cache_size import CacheShape, CacheSize
-from blink.engine.geometry import power_of_two
 from blink.engine.state import HostState
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,7 @@ from blink.errors import BlinkError, EngineUnavailableError
 from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
-from blink.link.queue_pair import NO_ADAPTER, NO_HASH_ROOT, AdapterId, QueuePair, Submission
-from blink.region.adapter_words import adapter_word_offset
+from blink.link.queue_pair import NO_ORIGIN, KvOrigin, QueuePair, Submission
 from blink.region.layout import COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
@@ -117,13 +116,12 @@ class EngineClient:
         seed: int,
         eos_token_ids: Sequence[int] = (),
         block_hashes: bytes = b"",
-        hash_root: bytes = NO_HASH_ROOT,
+        origin: KvOrigin = NO_ORIGIN,
         flow: int = 0,
         automaton: Automaton | None = None,
         prediction: Sequence[int] | np.ndarray[Any, Any] = (),
-        adapter: AdapterId = NO_ADAPTER,
     ) -> int:
-        """Queue one sequence of a flow and return its id; with a root, the blocks of its answer are cached too.
+        """Queue one sequence of a flow and return its id; with a hash root, its answer is cached too.
 
         automaton: what its text may look like; prediction: tokens that its answer may have much of.
 
@@ -137,7 +135,7 @@ class EngineClient:
             raise EngineUnavailableError("the engine is shutting down")
         stops = dict.fromkeys([*(params.stop_token_ids or ()), *(() if params.ignore_eos else eos_token_ids)])
         hashes = block_hashes if self.info.prefix_caching else b""
-        entry = Submission(prompt, list(stops), seed, hashes, flow, hash_root, automaton, prediction, adapter)
+        entry = Submission(prompt, list(stops), seed, hashes, flow, origin, automaton, prediction)
         sequence = self._pair.submit(entry, params)
         self._expect()
         return sequence
@@ -147,22 +145,9 @@ class EngineClient:
         if self._pair is not None:
             self._pair.cancel(sequence)
 
-    def holds_adapter(self, adapter: AdapterId) -> bool:
-        """Say whether the engine still has an adapter."""
-        return self._adapter_word(adapter, "generation") == adapter.generation
-
-    def count_adapter_users(self, adapter: AdapterId) -> tuple[int, int]:
-        """Return how many sequences run or are about to with an adapter, and how many wait for its place."""
-        if not self.holds_adapter(adapter):
-            return 0, 0
-        ready, users = (self._adapter_word(adapter, name) for name in ("num_in_slots", "num_users"))
-        return ready, max(users - ready, 0)
-
-    def _adapter_word(self, adapter: AdapterId, name: str) -> int:
-        """Load a word of an adapter; 0 where there is none."""
-        if self._link is None or not self.ready or self.info is None or not 0 <= adapter.index < self.info.num_adapters:
-            return 0
-        return self._link.load_word(adapter_word_offset(self._link.header, adapter.index, name))
+    def read_word(self, find: Callable[[np.void | np.ndarray[Any, Any]], int]) -> int:
+        """Return the word of the engine's region at the offset found in its header; 0 while no engine is ready."""
+        return self._link.load_word(find(self._link.header)) if self._link is not None and self.ready else 0
 
     def reset_prefix_cache(self) -> None:
         """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.

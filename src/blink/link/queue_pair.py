@@ -36,6 +36,16 @@ class AdapterId:
 NO_ADAPTER = AdapterId(-1, 0)
 
 
+class KvOrigin(NamedTuple):
+    """What a sequence's keys and values come from besides its tokens: only those of one origin are shared."""
+
+    hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
+    adapter: AdapterId = NO_ADAPTER
+
+
+NO_ORIGIN = KvOrigin()
+
+
 @dataclass(slots=True)
 class _Live:
     """A sequence that the scheduler has not ended; its arena span until that is consumed."""
@@ -54,10 +64,9 @@ class Submission(NamedTuple):
     seed: int
     block_hashes: bytes  # 16 for each full block of the prompt
     flow: int = 0  # whose request this is: flows of one priority get equal shares of the engine
-    hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
+    origin: KvOrigin = NO_ORIGIN
     automaton: Automaton | None = None  # what its text may look like
     prediction: Sequence[int] | np.ndarray[Any, Any] = ()  # tokens that its answer may have much of
-    adapter: AdapterId = NO_ADAPTER
 
 
 class Parameters(Protocol):
@@ -285,7 +294,7 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "opcode": _SUBMIT,
         "sequence": sequence,
         "flow": submission.flow & 0xFFFFFFFF,
-        "hash_root": submission.hash_root,
+        "hash_root": submission.origin.hash_root,
         "prompt_offset": prompt,
         "num_prompt_tokens": len(submission.prompt),
         "hashes_offset": hashes,
@@ -297,8 +306,8 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "num_biases": len(params.biases),
         "prediction_offset": prediction,
         "num_prediction_tokens": len(submission.prediction),
-        "adapter": submission.adapter.index + 1,
-        "adapter_generation": submission.adapter.generation,
+        "adapter": submission.origin.adapter.index + 1,
+        "adapter_generation": submission.origin.adapter.generation,
         "pause_mode": 0,
         "pause_drop": 0,
         "automaton_offset": automaton,

@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from tqdm import tqdm
 
-from blink.adapters.client import LoRARequest
-from blink.errors import BadRequestError, BlinkError, OverloadedError
+from blink.errors import BlinkError, OverloadedError
 from blink.request.planner import PlannedSequence
 from blink.request.source import Source
 from blink.request.table import SequenceTable
@@ -25,29 +24,12 @@ Progress = bool | Callable[..., Any]  # whether to show a progress bar, or what 
 class Request:
     """One prompt of a call."""
 
-    lora: LoRARequest | None = None
-
     def __init__(self, request_id: str, source: Source, params: SamplingParams, rules: PromptRules) -> None:
         self.request_id = request_id
         self.source = source
         # All is gathered before anybody sees it.
         self.params = replace(params, output_kind=RequestOutputKind.FINAL_ONLY)
         self.rules = rules
-
-
-def with_loras(requests: list[Request], given: object) -> list[Request]:
-    """Give the prompts of a call their adapters: one for all, or a list with one or None for each.
-
-    Raises:
-        BadRequestError: it is none of these.
-    """
-    each: Sequence[object] = given if isinstance(given, list | tuple) else [given] * len(requests)
-    loras = [one for one in each if isinstance(one, LoRARequest | None)]
-    if not len(each) == len(loras) == len(requests):
-        raise BadRequestError("lora_request is a LoRARequest, or a list with one for each prompt.", "lora_request")
-    for request, lora in zip(requests, loras, strict=True):
-        request.lora = lora
-    return requests
 
 
 class Call:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from blink.adapters.client import LoRARequest
 from blink.outputs import CompletionOutput, PositionLogprobs, RequestOutput, logprobs_of
 from blink.request.planner import Plan
 from blink.request.source import Source
@@ -26,11 +25,9 @@ class _Gain:
 class GatheredOutput:
     """The output of one prompt's sequences as it grows."""
 
-    def __init__(
-        self, request_id: str, source: Source, plan: Plan, tokenizer: Tokenizer, lora: LoRARequest | None = None
-    ) -> None:
+    def __init__(self, request_id: str, source: Source, plan: Plan, tokenizer: Tokenizer) -> None:
         self.request_id = request_id
-        self._lora = lora
+        self._lora_request = source.lora_request
         self.generations = [planned.generation for planned in plan.sequences]
         self._params = plan.sequences[0].params
         self._tokenizer = tokenizer
@@ -65,7 +62,7 @@ class GatheredOutput:
             self._scores(),
             outputs,
             self.is_finished,
-            lora_request=self._lora,
+            lora_request=self._lora_request,
             num_cached_tokens=self.generations[0].cached_tokens,
         )
 
@@ -88,7 +85,7 @@ class GatheredOutput:
             list(gain.logprobs) if has_logprobs else None,
             generation.finish_reason,
             generation.stop_reason,
-            self._lora,
+            self._lora_request,
         )
 
     def _scores(self) -> list[PositionLogprobs | None] | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from blink.adapters.client import AdapterClient, LoRARequest, rules_with
+from blink.adapters.client import AdapterClient, rules_with
 from blink.engine.thread import EngineThread
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import EngineClient, RegionInfo
@@ -83,7 +83,6 @@ class LocalEngine:
         rules: PromptRules,
         engine: RegionInfo,
         task: Task = Task.GENERATE,
-        lora: LoRARequest | None = None,
     ) -> Plan:
         """Plan the request of one prompt; its adapter is loaded if it is not there.
 
@@ -95,7 +94,7 @@ class LocalEngine:
         if self.client.is_paused and not self._waits_when_paused:
             raise EngineUnavailableError("This LLM is paused, sleeps or lacks weights: resume() or wake_up() it first.")
         rules = rules._replace(cache_salt=source.cache_salt)
-        if lora is not None:
+        if (lora := source.lora_request) is not None:
             rules = rules_with(rules, self._adapters.hold(lora.lora_path, anew=lora.load_inplace))
         # A caller may have changed the parameters since they were checked.
         return self.planner.plan_now([source.prompt], replace(params), rules, engine)

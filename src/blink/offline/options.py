@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.hub.localize import localize
-from blink.kv_offload import OffloadConfig
-from blink.lora_config import LoraConfig
+from blink.rdma_config import RdmaConfig
 from blink.vllm.options import to_own_options
 
-_NESTED = ("model", "lora", "kv_offload")
 _OF_CHATS = ("chat_template", "default_chat_template_kwargs")
 # vLLM's engine has these; here they are a server's, and there is none.
 _OF_SERVERS = {"disable_log_stats", "enable_log_requests", "max_num_queued_reqs", "shutdown_timeout"}
@@ -57,14 +56,11 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     Raises:
         ConfigError: an option is unknown, of another type, or asks for what is not done here.
     """
-    types = {cls: get_type_hints(cls) for cls in (ModelConfig, EngineConfig, LoraConfig, OffloadConfig, FrontendConfig)}
-    names = {
+    groups = _groups_of_engine()
+    names: dict[type, Sequence[str]] = {
         ModelConfig: [field.name for field in fields(ModelConfig)],
-        EngineConfig: [
-            field.name for field in fields(EngineConfig) if field.name not in ("model", "lora", "kv_offload")
-        ],
-        LoraConfig: [field.name for field in fields(LoraConfig)],
-        OffloadConfig: [field.name for field in fields(OffloadConfig)],
+        EngineConfig: [field.name for field in fields(EngineConfig) if field.name not in ("model", *groups)],
+        **{cls: [field.name for field in fields(cls)] for cls in groups.values()},
         FrontendConfig: _OF_CHATS,
     }
     types = {cls: get_type_hints(cls) for cls in names}
@@ -84,9 +80,14 @@ def read_options(model: str, options: dict[str, Any]) -> LocalConfig:
     chosen[EngineConfig].setdefault("region", f"llm-{os.getpid()}-{secrets.token_hex(3)}")
     own = localize(ModelConfig(model=model, **chosen[ModelConfig]))
     frontend = FrontendConfig(model=own, **chosen[FrontendConfig])
-    lora, offload = LoraConfig(**chosen[LoraConfig]), OffloadConfig(**chosen[OffloadConfig])
-    engine = EngineConfig(model=own, lora=lora, kv_offload=offload, **chosen[EngineConfig])
-    return LocalConfig(engine, frontend)
+    made = {name: cls(**chosen[cls]) for name, cls in groups.items()}
+    return LocalConfig(EngineConfig(model=own, **made, **chosen[EngineConfig]), frontend)
+
+
+def _groups_of_engine() -> dict[str, type[Any]]:
+    """Return the fields of an engine's configuration that hold several options of a call."""
+    kinds: dict[str, type[Any]] = get_type_hints(EngineConfig)
+    return {name: kind for name, kind in kinds.items() if is_dataclass(kind) and kind not in (ModelConfig, RdmaConfig)}
 
 
 def _check_type(cls: type, name: str, value: object, kind: object) -> None:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from blink.errors import BadRequestError
 from blink.grammar.automaton import Automaton
 from blink.link.client import RegionInfo
-from blink.link.queue_pair import NO_ADAPTER, AdapterId
 from blink.request.automata import AutomatonCache
 from blink.request.compilation import Client, Compilation
 from blink.request.reasoning_budget import limit_reasoning
@@ -38,7 +37,6 @@ class PlannedSequence(NamedTuple):
     generation: Generation
     automaton: Automaton | None = None
     prediction: Tokens = ()
-    adapter: AdapterId = NO_ADAPTER
 
 
 class Plan(NamedTuple):
@@ -129,9 +127,8 @@ class Planner:
                     len(sequences), assets.tokenizer, chosen, assets.eos_token_ids, prompt.tokens, form
                 )
                 seed = (base + place) & _SEED_MASK
-                eos = assets.eos_token_ids
                 sequences.append(
-                    PlannedSequence(prompt, chosen, seed, eos, generation, automaton, prediction, rules.adapter)
+                    PlannedSequence(prompt, chosen, seed, assets.eos_token_ids, generation, automaton, prediction)
                 )
         return Plan(prompts, sequences, params.n)
 

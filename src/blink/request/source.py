@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from blink.adapters.client import LoRARequest
 from blink.errors import BadRequestError
 
 
@@ -50,6 +51,30 @@ class Source:
     prompt: str | list[int] | npt.NDArray[np.int32]  # an array's ids are checked
     cache_salt: str | None = None
     text: str | None = None  # that outputs show, where the prompt is token ids
+    lora_request: LoRARequest | None = None
+
+
+def with_lora(source: Source, given: object) -> Source:
+    """Return a prompt with its adapter, or with none.
+
+    Raises:
+        BadRequestError: it is neither.
+    """
+    if not isinstance(given, LoRARequest | None):
+        raise BadRequestError("lora_request is a LoRARequest.", "lora_request")
+    return replace(source, lora_request=given)
+
+
+def with_loras(sources: Sequence[Source], given: object) -> list[Source]:
+    """Return the prompts of a call with their adapters: one for all, or a list with one or None for each.
+
+    Raises:
+        BadRequestError: it is none of these.
+    """
+    each: Sequence[object] = given if isinstance(given, list | tuple) else [given] * len(sources)
+    if len(each) != len(sources) or not all(isinstance(one, LoRARequest | None) for one in each):
+        raise BadRequestError("lora_request is a LoRARequest, or a list with one for each prompt.", "lora_request")
+    return [with_lora(source, one) for source, one in zip(sources, each, strict=True)]
 
 
 def as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:

@@ -123,11 +123,10 @@ class SequenceTable:
             seed=planned.seed,
             eos_token_ids=planned.eos_token_ids,
             block_hashes=prompt.block_hashes,
-            hash_root=prompt.hash_root,
+            origin=prompt.origin,
             flow=owner.flow,
             automaton=planned.automaton,
             prediction=planned.prediction,
-            adapter=planned.adapter,
         )
         self._open[sequence] = OpenSequence(owner, planned.generation, prompt.num_tokens)
         self.num_waiting += 1

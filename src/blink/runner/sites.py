@@ -108,6 +108,8 @@ def _expect_layer(layer: LayerSpec, model: ModelSpec, expect: Expect, scheme: Qu
     dense = (expect(*shapes[0]), expect(*shapes[1])) if shapes else None
     if mlp is None:
         return LayerSites(layer, qkv, output, dense, gates=gates, query=query)
+    if scheme is not None and mlp.biases and not scheme.experts_only:
+        scheme = None  # experts of one tensor stay in 16 bits
     encoding = BF16 if scheme is None else scheme.encoding
     stays_gguf = expect is _expect_gguf and model.shard.size == 1  # ranks dequantise a GGUF file's experts
     if stays_gguf or (scheme is not None and scheme.in_arrays):

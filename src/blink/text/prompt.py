@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.errors import BadRequestError, PromptTooLongError
-from blink.link.queue_pair import NO_ADAPTER, AdapterId
+from blink.link.queue_pair import NO_ADAPTER, AdapterId, KvOrigin
 from blink.region.block_hashes import hash_blocks, hash_root
 from blink.text.tokenizer import Tokenizer
 
@@ -60,7 +60,7 @@ class Prompt(NamedTuple):
 
     tokens: npt.NDArray[np.int32]
     block_hashes: bytes
-    hash_root: bytes
+    origin: KvOrigin
 
     @property
     def num_tokens(self) -> int:
@@ -110,7 +110,7 @@ def _prepare(
     salt = f"{rules.adapter_content}:{rules.cache_salt or ''}" if rules.adapter_content else rules.cache_salt or ""
     root = hash_root(limits.hash_key, salt.encode())
     hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, root) if limits.prefix_caching else b""
-    return Prompt(tokens, hashes, root)
+    return Prompt(tokens, hashes, KvOrigin(root, rules.adapter))
 
 
 def read_tokens(

@@ -44,7 +44,7 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
     const uint32_t end = q.num_computed + q.row.num_tokens;
     t.tokens += q.row.num_tokens;
     t.blocks += missing_blocks(s, q, end);
-    t.context += q.row.kind == RowKind::kVerify ? end * q.row.num_tokens : end;
+    t.context += read_tokens(q.row, end);
     t.decode_rows += decodes(q.row);
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);

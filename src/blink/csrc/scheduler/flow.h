@@ -26,8 +26,7 @@ BLINK_RARE_FN void charge_decoders(Env& env, State& s) {
     Sequence& q = s.sequences[s.running[i < s.num_running ? i : 0]];
     Flow& flow = flow_of(s, q);
     const bool is_charged = i < s.num_running && q.row.kind == RowKind::kDecode;
-    const bool first = is_charged && env.fetch_add(flow.pending, 1 + q.drafting.num_uncharged) == 0;
-    if (is_charged) q.drafting.num_uncharged = 0;
+    const bool first = is_charged && env.fetch_add(flow.pending, take_charge(q)) == 0;
     env.sync();
     if (first) {
       flow.computed += flow.pending;

@@ -4,7 +4,9 @@
 
 #include <vector>
 
+#include "scheduler/adapter_integrity.h"
 #include "scheduler/answers_integrity.h"
+#include "scheduler/draft_integrity.h"
 #include "scheduler/event_integrity.h"
 #include "scheduler/host_integrity.h"
 #include "scheduler/scheduler.h"
@@ -20,8 +22,9 @@ class IntegrityCheck {
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
                        &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
                        &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots,
-                       &IntegrityCheck::windows, &IntegrityCheck::window_owners, &IntegrityCheck::adapters})
+                       &IntegrityCheck::windows, &IntegrityCheck::window_owners})
       if (!broken) broken = (this->*check)();
+    if (!broken) broken = check_adapters(s_);
     if (!broken) broken = check_events(s_);
     if (!broken) broken = check_answers(s_);
     return broken ? broken : check_host_tier(s_);
@@ -189,7 +192,7 @@ class IntegrityCheck {
       const Row& row = a.rows[i];
       const Sequence& q = s_.sequences[row.sequence];
       if (row.kind == RowKind::kVerify) {
-        if (const char* broken = verify_row(a, i, q)) return broken;
+        if (const char* broken = check_verify_row(s_, a, i, q)) return broken;
         i += row.num_tokens - 1;
         continue;
       }
@@ -198,23 +201,6 @@ class IntegrityCheck {
       if (int32_t(row.first_token) != a.query_starts[i] || row.num_tokens + row.first_token != token_end(a, i))
         return "a row and the batch disagree on its tokens";
       if (row.num_samples != (q.num_computed + row.num_tokens == q.num_tokens)) return "a row samples elsewhere";
-    }
-    return nullptr;
-  }
-  // A row with drafts, and those of the batch that verify them: one token each, of the same slot, one after the other.
-  const char* verify_row(const StepBuffers& a, uint32_t first, const Sequence& q) {
-    const Row& row = a.rows[first];
-    if (first + row.num_tokens > a.header->num_decode_rows) return "a draft stands among another kind";
-    const uint32_t drafts = row.num_samples - 1;
-    if (drafts == 0 || drafts > s_.geometry.spec_tokens) return "a draft has no such length";
-    if (row.num_samples != row.num_tokens || !is_decoding(q)) return "a draft is not behind its text";
-    if (q.num_tokens + row.num_tokens > s_.geometry.max_model_len) return "a draft leads out of its slot";
-    if (q.num_generated + row.num_tokens > q.sqe.max_tokens) return "a draft is longer than the answer may be";
-    for (uint32_t i = 0; i < row.num_tokens; i++) {
-      const uint32_t at = first + i;
-      if (i > 0 && a.rows[at].kind != RowKind::kNone) return "a draft token has a row of its own";
-      if (a.row_slots[at] != int32_t(q.slot) || a.query_starts[at] != int32_t(at)) return "a draft token is misplaced";
-      if (a.context_lens[at] != int32_t(q.num_tokens + i)) return "a draft token sees another context";
     }
     return nullptr;
   }
@@ -314,32 +300,6 @@ class IntegrityCheck {
     for (uint32_t w = 0; w < s_.geometry.num_window_blocks; w++)
       if (s_.window_owners[w] != 0 && s_.block_windows[s_.window_owners[w] - 1] != w + 1)
         return "a window block's owner has another";
-    return nullptr;
-  }
-
-  // Users are counted, and a slot and its adapter name each other.
-  const char* adapters() {
-    std::vector<uint32_t> users(s_.geometry.num_adapters), in_slots(users.size());
-    for (uint32_t i = 0; i < num_sequences(); i++) {
-      const Sequence& q = s_.sequences[i];
-      if (q.status == SequenceStatus::kFree || q.sqe.adapter == 0) continue;
-      const AdapterUse& use = s_.adapters[q.sqe.adapter - 1];
-      if (use.generation != q.sqe.adapter_generation) return "an adapter in use was taken back";
-      if ((q.slot != kNone) != (q.adapter_slot > 0)) return "a sequence with a slot lacks its adapter";
-      if (q.adapter_slot > 0 && q.adapter_slot != use.slot) return "a sequence's adapter is in another slot";
-      if (q.adapter_slot > 0 && q.sqe.adapter == s_.copied_adapter)
-        return "a sequence runs before its adapter is there";
-      users[q.sqe.adapter - 1]++;
-      in_slots[q.sqe.adapter - 1] += q.adapter_slot > 0;
-    }
-    for (uint32_t i = 0; i < users.size(); i++) {
-      const AdapterUse& use = s_.adapters[i];
-      if (use.num_users != users[i] || use.num_in_slots != in_slots[i]) return "an adapter's users are miscounted";
-      if (use.slot > 0 && s_.adapter_places[use.slot - 1] != int32_t(i + 1)) return "an adapter's slot is another's";
-    }
-    for (uint32_t slot = 0; slot < s_.geometry.num_adapter_slots; slot++)
-      if (const int32_t place = s_.adapter_places[slot]; place > 0 && s_.adapters[place - 1].slot != slot + 1)
-        return "a slot's adapter is elsewhere";
     return nullptr;
   }
 

@@ -3,7 +3,7 @@
 //
 // A verify row has 1 + drafts tokens and as many samples. In the model's batch it is that number of rows of one token,
 // from first_sample on: only these have the bits of plain decoding. The first of them is described here, the others are
-// of kind kNone. A row's adapter is its slot's: SlotParams.
+// of kind kNone.
 #pragma once
 
 #include "region/layout.h"
@@ -34,6 +34,11 @@ BLINK_FN RowKind kind_of_chunk(uint32_t num_tokens) {
 
 // Whether a row's sequence decodes in the step.
 BLINK_FN bool decodes(const Row& row) { return row.kind == RowKind::kDecode || row.kind == RowKind::kVerify; }
+
+// How many tokens attention reads for a row whose last one is at an end: with drafts it does so for each of its tokens.
+BLINK_FN uint32_t read_tokens(const Row& row, uint32_t end) {
+  return row.kind == RowKind::kVerify ? end * row.num_tokens : end;
+}
 
 // How many of a row's tokens are the sequence's, whatever is sampled.
 BLINK_FN uint32_t certain_tokens(const Row& row) { return row.kind == RowKind::kVerify ? 1 : row.num_tokens; }

@@ -103,6 +103,13 @@ BLINK_FN uint32_t certain_tokens(const Sequence& q) { return q.num_computed + ce
 // Whether all its tokens but the newest are computed: then each step gives it another one. Else its prompt is not.
 BLINK_FN bool is_decoding(const Sequence& q) { return q.num_computed + 1 == q.num_tokens; }
 
+// Tokens that its flow is charged for with a decode row: one, and the accepted ones of drafts since the last charge.
+BLINK_FN uint32_t take_charge(Sequence& q) {
+  const uint32_t tokens = 1 + q.drafting.num_uncharged;
+  q.drafting.num_uncharged = 0;
+  return tokens;
+}
+
 // Whether it has a row in the step that is composed or in flight.
 BLINK_FN bool takes_part(const Sequence& q) { return q.row.kind != RowKind::kNone; }
 
