@@ -20,9 +20,10 @@ from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.models.weights.files import default_model_path
 from blink.structured_outputs import StructuredOutputsParams
+from eagle_heads import draw_head, write_head
 from free_drafts import load_without_costs
 from processes import Frontend, start_frontend, stop
-from tiny_model import write_tiny_model
+from tiny_model import CONFIG, write_tiny_model
 
 pytestmark = [
     pytest.mark.e2e,
@@ -102,9 +103,34 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
         yield plain, drafting
 
 
+@pytest.fixture(scope="module")
+def headed(tiny: tuple[LLM, LLM], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+    """The same model without speculation, and with a random draft head that knows a few tokens."""
+    folder = tmp_path_factory.mktemp("headed")
+    tensors = draw_head(CONFIG["vocab_size"], FEW_TOKENS, seed=4)
+    head = {"method": "eagle3", "model": str(write_head(folder / "head", tensors, (0, 0, 0)))}
+    options = {"load_format": "dummy", "tokenizer": str(default_model_path())}
+    with load(str(write_tiny_model(folder / "model")), **options, speculative_config=head) as drafting:
+        yield tiny[0], drafting
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculation_changes_no_answer(tiny: tuple[LLM, LLM], kind: str) -> None:
-    plain, drafting = tiny
+    check_kind(tiny, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_head_changes_no_answer(headed: tuple[LLM, LLM], kind: str) -> None:
+    before = headed[1].stats()
+    check_kind(headed, kind)
+    after = headed[1].stats()
+    assert after["draft_tokens"] > before["draft_tokens"]
+    assert kind not in ("plain", "logprobs", "n = 2") or after["accepted_tokens"] > before["accepted_tokens"]
+
+
+def check_kind(engines: tuple[LLM, LLM], kind: str) -> None:
+    """Compare what an engine without drafts and one with them answer."""
+    plain, drafting = engines
     asked, is_form = dict(KINDS[kind]), "structured_outputs" in KINDS[kind]
     if not is_form:  # random texts of few tokens repeat themselves
         asked["logit_bias"] = dict.fromkeys(FEW_TOKENS, 60.0) | asked.get("logit_bias", {})
@@ -178,7 +204,7 @@ def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"method": "eagle3", "model": "x", "num_speculative_tokens": 3}, "eagle3.*not yet"),
+        ({"method": "mtp", "num_speculative_tokens": 1}, "mtp.*not yet"),
         ({"method": "suffix"}, "suffix.*not yet"),
         ({"model": "x"}, "draft_model.*not yet"),
         ({"method": "magic"}, "magic.*unknown"),

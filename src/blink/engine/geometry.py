@@ -220,7 +220,8 @@ def _draft_sizes(config: EngineConfig, max_model_len: int, vocab_size: int, voca
         "spec_tokens": speculation.num_tokens,
         "ngram_min": speculation.ngram_min,
         "ngram_max": speculation.ngram_max,
-        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+        "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS) if speculation.ngram_max else 0,
+        "has_draft_head": bool(speculation.head),
         "token_entries": power_of_two(4 * vocab_size) if speculation.num_tokens and vocab_bytes else 0,
     }
 

@@ -80,6 +80,7 @@ struct Geometry {
   FIELD(uint32_t, ngram_min);      // tokens that a draft's place in the text has to have in common with its end
   FIELD(uint32_t, ngram_max);      // likewise, at first
   FIELD(uint32_t, ngram_entries);  // of a slot's table of n-grams; power of two
+  FIELD(uint32_t, has_draft_head);  // whether the model writes drafts, too (head_drafts.h)
   FIELD(uint32_t, token_entries);  // of the table of tokens by their bytes; power of two; 0: no draft needs it
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);

@@ -167,7 +167,8 @@ inline const std::string& layout_text() {
       t.structs<FrontendWords, SchedulerWords, Sampling, Sqe, CqeTag, Cqe, VectorCqe, QueuePairLayout, AdapterWords>();
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, MeasuredCost,
                 Account>();
-      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry>();
+      t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry,
+                HeadDraft>();
       t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
       t.structs<Registration, OriginRecord, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place, StepGraphs,
                 DeviceProgram>();

@@ -11,6 +11,7 @@
 #include "scheduler/admission.h"
 #include "scheduler/draft_credit.h"
 #include "scheduler/grammar_drafts.h"
+#include "scheduler/head_drafts.h"
 
 namespace blink {
 
@@ -24,10 +25,15 @@ BLINK_FN const OriginRecord& record_of(const Sequence& q, DraftOrigin origin) {
 }
 BLINK_FN OriginRecord& record_of(Sequence& q) { return q.drafting.records[uint32_t(q.drafting.origin)]; }
 
+// Whether a sequence has drafts of an origin at all.
+BLINK_FN bool has_origin(const State& s, const Sequence& q, DraftOrigin origin) {
+  if (origin == DraftOrigin::kHead) return s.geometry.has_draft_head;
+  return origin == DraftOrigin::kText || is_guessed(s, q);
+}
+
 // Whether drafts of an origin are made for a sequence once it has so many generated tokens.
 BLINK_FN bool may_draft(const State& s, const Sequence& q, DraftOrigin origin, uint32_t num_generated) {
-  const bool has_origin = origin == DraftOrigin::kText || is_guessed(s, q);
-  return speculates(s) && has_origin && num_generated >= record_of(q, origin).rests_until;
+  return speculates(s) && has_origin(s, q, origin) && num_generated >= record_of(q, origin).rests_until;
 }
 
 // The most tokens of a draft that a sequence can deliver beside the next one.
@@ -75,6 +81,7 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
   if (!is_plain || q.paused_tokens > 0) return;
   take_guess(q);
   if (may_draft(s, q, DraftOrigin::kText, q.num_generated)) copy_draft(env, s, q);
+  if (may_draft(s, q, DraftOrigin::kHead, q.num_generated)) take_head_draft(s, q, draft_limit(s, q));
 }
 
 // Write what their automata leave no choice of behind the texts of running sequences, before a step is composed. It is
