@@ -82,7 +82,7 @@ def check_ranks(speculation: Speculation, num_ranks: int) -> None:
 
 
 def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool) -> None:
-    """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified drafts: of draft heads, and of some attention."""
+    """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
     reason = "latent attention" if is_latent else "a sliding window" if has_windows else ""
     if speculation.head:
         raise ConfigError(f"{_FLAG}: eagle3 runs on the CPU engine today: add --device cpu")

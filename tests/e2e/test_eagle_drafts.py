@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from blink import LLM, SamplingParams
 from blink.errors import ConfigError
 from blink.models.weights.files import default_model_path
+from blink.request.source import TokensPrompt
 from eagle_heads import draw_head, write_clockwork, write_head
 from free_drafts import load_without_costs
 from tiny_model import CONFIG
@@ -47,7 +49,7 @@ def engines(clockwork: tuple[Path, Path]) -> Iterator[tuple[LLM, LLM]]:
 
 
 def answer(llm: LLM, prompts: list[list[int]], **params: Any) -> list[list[int]]:
-    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
     found = llm.generate(asked, SamplingParams(max_tokens=LENGTH, ignore_eos=True, **params), use_tqdm=False)
     return [[*each.outputs[0].token_ids] for each in found]
 
@@ -62,7 +64,9 @@ def test_a_head_that_knows_the_text_takes_a_quarter_of_the_steps(engines: tuple[
     params = {"temperature": temperature, "seed": 3}
     before = count(drafting, "num_steps", "accepted_tokens")
     [expected], [found] = answer(plain, [PROMPT], **params), answer(drafting, [PROMPT], **params)
-    steps, accepted = (now - then for now, then in zip(count(drafting, "num_steps", "accepted_tokens"), before, strict=True))
+    steps, accepted = (
+        now - then for now, then in zip(count(drafting, "num_steps", "accepted_tokens"), before, strict=True)
+    )
     assert found == expected and len({*found}) > 90
     assert accepted > 66 and steps < 32
 
@@ -98,7 +102,7 @@ def test_tokens_that_the_head_has_not_are_computed_one_by_one(clockwork: tuple[P
         [found] = answer(drafting, [PROMPT], temperature=0)
         drafts, accepted = count(drafting, "draft_tokens", "accepted_tokens")
         assert 15 < accepted < 60 and drafts > accepted
-        successors = dict(zip(found, found[1:], strict=False))
+        successors = dict(itertools.pairwise(found))
         [again] = answer(drafting, [[*PROMPT[:3], found[10]]], temperature=0)
         assert again[0] == successors[found[10]]
 
@@ -130,7 +134,7 @@ def test_weights_that_are_loaded_anew_have_their_head(clockwork: tuple[Path, Pat
 
 def test_engines_that_run_no_head_name_it(clockwork: tuple[Path, Path]) -> None:
     model, head = clockwork
-    with pytest.raises(ConfigError, match="draft heads.*--tensor-parallel-size 2"):
+    with pytest.raises(ConfigError, match=r"draft heads.*--tensor-parallel-size 2"):
         LLM(str(model), **OPTIONS, speculative_config=head_at(head), tensor_parallel_size=2)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         LLM(str(model), **OPTIONS, speculative_config=head_at(head / "nowhere"))

@@ -23,7 +23,7 @@ from blink.structured_outputs import StructuredOutputsParams
 from eagle_heads import draw_head, write_head
 from free_drafts import load_without_costs
 from processes import Frontend, start_frontend, stop
-from tiny_model import CONFIG, write_tiny_model
+from tiny_model import write_tiny_model
 
 pytestmark = [
     pytest.mark.e2e,
@@ -56,6 +56,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "min_tokens": {"min_tokens": 12, "stop_token_ids": [28, 284, 1003, 198, 30]},
 }
 MOST_TOKENS = {"tools": 72}  # the second call, which repeats the first, begins behind 24
+VOCAB = 49152  # of the tokenizer
 FEW_TOKENS = [28, 260, 284, *range(1000, 1012, 3)]
 TEMPERATURES = (0.0, 0.8, 1.5)
 SUBJECTS = ("apples", "the sea", "old maps", "trains", "winter", "a river", "bread", "clocks", "birds", "stone walls")
@@ -107,7 +108,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
 def headed(tiny: tuple[LLM, LLM], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
     """The same model without speculation, and with a random draft head that knows a few tokens."""
     folder = tmp_path_factory.mktemp("headed")
-    tensors = draw_head(CONFIG["vocab_size"], FEW_TOKENS, seed=4)
+    tensors = draw_head(VOCAB, FEW_TOKENS, seed=4)
     head = {"method": "eagle3", "model": str(write_head(folder / "head", tensors, (0, 0, 0)))}
     options = {"load_format": "dummy", "tokenizer": str(default_model_path())}
     with load(str(write_tiny_model(folder / "model")), **options, speculative_config=head) as drafting:

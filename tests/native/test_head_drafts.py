@@ -26,7 +26,7 @@ class Head:
     def __init__(self, h: Harness, drafter: Drafter, seed: int = 0) -> None:
         self.h, self.drafter, self.chance = h, drafter, random.Random(seed)
         self.drafts = h.state.array("head_drafts", struct_dtype("HeadDraft"))
-        self._compute, h.compute = h.compute, self.compute  # type: ignore[method-assign]
+        self._compute, h.compute = h.compute, self.compute
 
     def compute(self) -> None:
         self._compute()
@@ -104,7 +104,7 @@ def test_a_draft_of_another_text_or_of_no_token_is_not_taken() -> None:
                 entry["count"] = change.get("count", entry["count"])
                 entry["tokens"][0, 0] = change.get("token", entry["tokens"][0, 0])
 
-            head.write = write  # type: ignore[method-assign]
+            head.write = write
             pair, inbox = h.frontend(), Inbox()
             sequence = ask(h, pair, [], max_tokens=20)
             run_until_finished(h, inbox, [pair], [sequence])
@@ -119,7 +119,7 @@ def test_a_slot_s_next_request_takes_no_draft_of_the_one_before() -> None:
         pair, inbox = h.frontend(), Inbox()
         run_until_finished(h, inbox, [pair], [ask(h, pair, [], max_tokens=2)])
         assert int(head.drafts["num_tokens"].max()) == len(PROMPT) + 2
-        head.write = lambda slot, text: None  # type: ignore[method-assign]  # noqa: ARG005
+        head.write = lambda slot, text: None  # noqa: ARG005
         other = Submission(np.asarray([*PROMPT[1:], 8, 8], np.int32), (), 0, b"")
         before = h.statistic("num_drafts")
         for _ in range(3):  # whichever slot it is given

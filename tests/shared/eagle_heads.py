@@ -82,7 +82,7 @@ def write_head(
         config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **own, "eagle_config": ids}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
 
 

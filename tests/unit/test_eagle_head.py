@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from blink.formats.base import plain
 from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
 from blink.models.weights.eagle_loader import load_eagle
+from blink.plan.site import Bucket
 from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
 from blink.speculation import check_on_gpu, check_ranks, read_speculation
@@ -45,18 +47,18 @@ def head_of(folder: Path, **changes: bool) -> Path:
 class Play:
     """One sequence of a model with a head, whose rows a test chooses; the KV cache is of blocks in no order."""
 
-    def __init__(self, target: Decoder, folder: Path, **batch: int) -> None:
+    def __init__(self, target: Decoder, folder: Path) -> None:
         target.add_head(load_eagle(str(folder), target))
         assert target.head is not None
         self.runner = Runner(target)
-        self.runner.drafter = EagleDrafter(target, target.head, DRAFTS)
+        self.drafter = self.runner.drafter = EagleDrafter(target, target.head, DRAFTS)
         self.batch = Batch.allocate(
-            max_tokens=64, max_rows=16, num_slots=3, max_blocks=8, max_model_len=64, has_draft_head=True, **batch
+            max_tokens=64, max_rows=16, num_slots=3, max_blocks=8, max_model_len=64, has_draft_head=True
         )
         self.cache = target.allocate_kv_cache(24, BLOCK, 3)
         self.batch.block_tables[:] = torch.randperm(24, generator=torch.Generator().manual_seed(1)).view(3, 8)
         self.residuals: dict[tuple[int, int], dict[int, Tensor]] = {}  # of a slot's position, by layer
-        self._keep, self.runner.drafter.keep = self.runner.drafter.keep, self.keep
+        self._keep, self.drafter.keep = self.drafter.keep, self.keep
 
     def keep(self, batch: Batch, layer: int, residual: Tensor) -> None:
         """Note residuals as the model's layers begin, whichever the head reads."""
@@ -72,6 +74,11 @@ class Play:
 
     def step(self, *rows: tuple[int, int, list[int]]) -> list[int]:
         """Compute rows of (slot, position of the first token, tokens); return what each samples."""
+        self.runner.forward(self.batch, self.cache, self.compose(*rows), len(rows))
+        return self.batch.sampled_tokens[: len(rows)].tolist()
+
+    def compose(self, *rows: tuple[int, int, list[int]]) -> int:
+        """Describe rows to the model; return the number of their tokens."""
         batch, at = self.batch, 0
         for row, (slot, start, tokens) in enumerate(rows):
             for position, token in enumerate(tokens, start):
@@ -82,12 +89,11 @@ class Play:
             batch.context_lens[row] = start + len(tokens)
         batch.header[Header.NUM_ROWS], batch.header[Header.NUM_TOKENS] = len(rows), at
         batch.header[Header.NUM_DECODE_ROWS] = sum(len(tokens) == 1 for _, _, tokens in rows)
-        self.runner.forward(batch, self.cache, at, len(rows))
-        return batch.sampled_tokens[: len(rows)].tolist()
+        return at
 
     def draft(self, slot: int) -> tuple[int, list[int]]:
         """Return the slot's draft, and the length of the text that it is for."""
-        num_tokens, count, *tokens = self.batch.head_drafts[slot].tolist()
+        _, num_tokens, count, *tokens = self.batch.head_drafts[slot].tolist()
         return num_tokens, tokens[:count]
 
     def inputs(self, slot: int, length: int) -> Tensor:
@@ -125,14 +131,18 @@ class Reference:
         embedded = self._norm(weights["embed_tokens.weight"][ids], "midlayer.input_layernorm")
         pair = torch.cat((embedded, normed), dim=1)
         query, key, value = (
-            functional.linear(pair, weights[f"self_attn.{name}_proj.weight"]).view(len(ids), -1, HEAD_DIM).transpose(0, 1)
+            functional.linear(pair, weights[f"self_attn.{name}_proj.weight"])
+            .view(len(ids), -1, HEAD_DIM)
+            .transpose(0, 1)
             for name in "qkv"
         )
         key, value = (part.repeat_interleave(HEADS // KV_HEADS, 0) for part in (_rotate(key), value))
         scores = _rotate(query) @ key.transpose(1, 2) / HEAD_DIM**0.5
         scores += torch.full_like(scores, -torch.inf).triu(1)
         attended = (scores.softmax(-1) @ value).transpose(0, 1).flatten(1)
-        residual = (normed if self.is_normed else hidden) + functional.linear(attended, weights["self_attn.o_proj.weight"])
+        residual = (normed if self.is_normed else hidden) + functional.linear(
+            attended, weights["self_attn.o_proj.weight"]
+        )
         inner = self._norm(residual, "midlayer.post_attention_layernorm")
         gate, up = (functional.linear(inner, weights[f"mlp.{name}_proj.weight"]) for name in ("gate", "up"))
         return residual + functional.linear(functional.silu(gate) * up, weights["mlp.down_proj.weight"])
@@ -189,6 +199,35 @@ def test_a_draft_follows_the_last_accepted_token_of_verify_rows(target: Decoder,
     check_drafts(play, reference, 2, [*TEXT[:6], sampled[-1]])
 
 
+def test_a_step_in_segments_is_drafted_behind_as_a_whole_one(target: Decoder, tmp_path: Path) -> None:
+    """Another step runs between its segments, of which the head keeps the residuals apart."""
+    folder = head_of(tmp_path / "head")
+    whole, cut = Play(target, folder), Play(target, folder)
+    for each in (whole, cut):
+        each.begin(0, TEXT)
+    sampled = whole.step((0, 0, TEXT))
+    other = replace(cut.batch, header=cut.batch.header.clone())
+    cut.compose((0, 0, TEXT))
+    size, residual = Bucket(len(TEXT), 1, decoding=False), torch.zeros(64, HIDDEN)
+    for layers in (range(2), range(2, 4), range(4, LAYERS)):
+        cut.runner.forward_segment(cut.batch, cut.cache, size, layers, residual)
+        cut.drafter.keep(other, READ[0], torch.zeros(1, HIDDEN))
+    assert cut.batch.sampled_tokens[:1].tolist() == sampled and cut.draft(0) == whole.draft(0)
+
+
+def test_while_the_scheduler_takes_no_draft_none_is_made(target: Decoder, tmp_path: Path) -> None:
+    folder = head_of(tmp_path / "head")
+    play, reference = Play(target, folder), Reference(load_file(folder / "model.safetensors"), False)
+    play.begin(0, TEXT)
+    play.batch.head_drafts[0, 0] = len(TEXT) + 3
+    text = [*TEXT, *play.step((0, 0, TEXT))]
+    for wanted in (False, False, True, True):
+        assert (play.draft(0)[0] == len(text)) == wanted
+        if wanted:
+            check_drafts(play, reference, 0, text)
+        text += play.step((0, len(text) - 1, text[-1:]))
+
+
 def test_a_prompt_that_goes_on_has_no_draft_yet(target: Decoder, tmp_path: Path) -> None:
     play = Play(target, head_of(tmp_path / "head"))
     play.begin(0, TEXT)
@@ -203,7 +242,7 @@ def test_the_head_reads_residuals_as_layers_begin(target: Decoder, tmp_path: Pat
     play.step((0, 0, TEXT))
     found = [play.residuals[0, position] for position in range(len(TEXT))]
     assert torch.equal(torch.stack([each[0] for each in found]), plain(target.embedding)[TEXT])
-    spec = replace(target.spec, layers=target.spec.layers[:2], draft=None)
+    spec = replace(target.spec, layers=target.spec.layers[:2], drafter=None)
     shorter = Decoder(spec, target.embedding, target.layers[:2], target.norm, target.lm_head)
     ended = Runner(shorter).compute_hidden(play.batch, shorter.allocate_kv_cache(24, BLOCK), len(TEXT), 1)  # its norm
     residual = torch.stack([each[2] for each in found])
@@ -254,7 +293,9 @@ def test_a_tensor_of_another_shape_is_refused_by_its_name(
         load_eagle(str(folder), target)
 
 
-@pytest.mark.parametrize("name", ["fc.weight", "midlayer.self_attn.o_proj.weight", "norm.weight", "lm_head.weight", "d2t"])
+@pytest.mark.parametrize(
+    "name", ["fc.weight", "midlayer.self_attn.o_proj.weight", "norm.weight", "lm_head.weight", "d2t"]
+)
 def test_a_tensor_that_is_missing_is_named(target: Decoder, tmp_path: Path, name: str) -> None:
     folder = head_of(tmp_path / "head")
     tensors = load_file(folder / "model.safetensors")
@@ -282,9 +323,7 @@ def test_tokens_beyond_the_models_vocabulary_are_refused(target: Decoder, tmp_pa
         ({"hidden_act": "gelu"}, "silu"),
     ],
 )
-def test_heads_of_other_forms_are_refused(
-    target: Decoder, tmp_path: Path, changes: dict[str, object], told: str
-) -> None:
+def test_heads_of_other_forms_are_refused(target: Decoder, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     folder = write_head(tmp_path / "head", draw_head(VOCAB, TOKENS, seed=3), READ, **changes)
     with pytest.raises(ConfigError, match=told):
         load_eagle(str(folder), target)

@@ -162,7 +162,7 @@ class CpuEngine(Engine):
             ConfigError: they do not fit it, or are not there.
         """
         source = open_model(config, self._model.device, self._model.dtype)
-        if source.spec != replace(self._model.spec, draft=None):
+        if source.spec != replace(self._model.spec, drafter=None):
             raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
         return source
 

@@ -49,7 +49,7 @@ class Decoder:
         self.positions = positions
         self.inputs = inputs
         self.classifier = classifier
-        self.head: EagleHead | None = None  # of drafts
+        self.head: EagleHead | None = None
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
@@ -67,7 +67,7 @@ class Decoder:
 
     def add_head(self, head: EagleHead) -> None:
         """Take a draft head, whose layer keeps keys and values as the model's layers do."""
-        self.head, self.spec = head, replace(self.spec, draft=head.attention)
+        self.head, self.spec = head, replace(self.spec, drafter=head.attention)
 
     def free_weights(self) -> None:
         """Let go of all weights; the model can only be described then."""

@@ -28,6 +28,7 @@ from blink.plan.site import Bucket
 from blink.runner.matmul import gated_linear, linear
 
 _Attend = Callable[[Tensor], Tensor]
+_RESTS_UNTIL = 0  # the word of csrc's HeadDraft that the scheduler writes; the text's length, a count and tokens follow
 
 
 class _Ends(NamedTuple):
@@ -53,7 +54,7 @@ class EagleDrafter:
         if layer in self._head.layers:
             self._kept.setdefault(batch.header.data_ptr(), {})[layer] = residual.clone()
 
-    def draft(self, batch: Batch, cache: LayerCache, size: Bucket) -> None:
+    def read(self, batch: Batch, cache: LayerCache, size: Bucket) -> None:
         """Read a step whose rows are sampled, and write batch.head_drafts; cache: the head's layer of the KV cache."""
         kept = self._kept.pop(batch.header.data_ptr())
         fused = linear(torch.cat([kept[layer] for layer in self._head.layers], dim=1), self._head.fusion)
@@ -104,7 +105,7 @@ class EagleDrafter:
         lengths = ends.positions + 2  # with the token that was sampled
         counts = torch.full_like(lengths, self._num_drafts)
         words = torch.cat((lengths[:, None], counts[:, None], drafts), dim=1)
-        batch.head_drafts[ends.slots, : words.shape[1]] = words.to(torch.int32)
+        batch.head_drafts[ends.slots, 1 : 1 + words.shape[1]] = words.to(torch.int32)
 
 
 class _Context:
@@ -145,20 +146,22 @@ def _next_tokens(batch: Batch, size: Bucket) -> Tensor:
 
 
 def _find_ends(batch: Batch, num_rows: int) -> _Ends:
-    """Find each slot's last row whose token is sure, where its prompt is computed.
+    """Find each slot's last row whose token is sure, where a draft behind its sample is of use.
 
     A row that verifies a draft follows its slot's row before. It is sure if that sampled its token.
     """
-    starts = batch.query_starts[: num_rows + 1]
-    ends = (starts[1:] - 1).long()
-    positions, prompts = batch.positions[ends].long(), batch.params[batch.row_slots[:num_rows].long()]
-    samples = (batch.sampled_tokens[:num_rows] >= 0) & (positions + 1 >= prompts[:, Param.NUM_PROMPT_TOKENS])
-    slots, sampled = batch.row_slots[:num_rows].tolist(), batch.sampled_tokens[:num_rows].tolist()
-    first_ids = batch.input_ids[starts[:-1].long()].tolist()
+    starts, row_slots = batch.query_starts[: num_rows + 1].long(), batch.row_slots[:num_rows].long()
+    slots, sampled = row_slots.tolist(), batch.sampled_tokens[:num_rows].tolist()
+    ids = batch.input_ids[starts[:-1]].tolist()
     last: dict[int, int] = {}
     for row, slot in enumerate(slots):
         before = last.get(slot)
-        if before is None or (before == row - 1 and first_ids[row] == sampled[before]):
+        if before is None or (before == row - 1 and ids[row] == sampled[before]):
             last[slot] = row
-    rows = torch.tensor([row for row in last.values() if samples[row]], dtype=torch.int64)
-    return _Ends(ends[rows], batch.row_slots[rows].long(), positions[rows])
+    rows = torch.tensor([row for row in last.values() if sampled[row] >= 0], dtype=torch.int64)
+    tokens, found = starts[1:][rows] - 1, row_slots[rows]
+    positions = batch.positions[tokens].long()
+    lengths = positions + 2  # with the sample
+    is_wanted = lengths > batch.params[found, Param.NUM_PROMPT_TOKENS]
+    is_wanted &= lengths >= batch.head_drafts[found, _RESTS_UNTIL]
+    return _Ends(tokens[is_wanted], found[is_wanted], positions[is_wanted])

@@ -83,12 +83,12 @@ class Runner:
             self._sample(self._compute_head(take_last_tokens(hidden, batch, size.rows)), batch, size.rows)
         else:
             self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
-        self._draft(batch, kv_cache, size)
+        self._run_head(batch, kv_cache, size)
 
-    def _draft(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+    def _run_head(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
         """Let the draft head guess what follows the samples."""
         if self.drafter is not None:
-            self.drafter.draft(batch, kv_cache[len(self.model.layers)], size)
+            self.drafter.read(batch, kv_cache[len(self.model.layers)], size)
 
     @torch.inference_mode()
     def compute_logits(
@@ -132,7 +132,7 @@ class Runner:
         if layers.stop < len(self.model.layers):
             return stream.pause()
         self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size.rows)
-        self._draft(batch, kv_cache, size)
+        self._run_head(batch, kv_cache, size)
         return None
 
     @torch.inference_mode()

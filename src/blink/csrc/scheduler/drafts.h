@@ -163,18 +163,19 @@ BLINK_RARE_FN DraftLength choose_longest(Env& env, const State& s, const StepTot
 }
 
 // Let a sequence make no more drafts of its last one's origin for so many tokens: its steps take the fast path.
-BLINK_FN void rest(Sequence& q, uint32_t num_tokens) {
+BLINK_FN void rest(const State& s, Sequence& q, uint32_t num_tokens) {
   record_of(q).rests_until = q.num_generated + num_tokens;
+  if (q.drafting.origin == DraftOrigin::kHead) s.head_drafts[q.slot].rests_until = q.num_tokens + num_tokens;
   if (q.drafting.origin == DraftOrigin::kText) q.drafting.source = 0;
   q.drafting.num_found = 0;
 }
 
 // Note that a draft was of no use. Some in a row, and the sequence rests.
-BLINK_FN void note_miss(Sequence& q) {
+BLINK_FN void note_miss(const State& s, Sequence& q) {
   OriginRecord& record = record_of(q);
   if (++record.num_misses < kMostMisses) return;
   record.num_misses = kMostMisses - 1;
-  rest(q, record.next_rest);
+  rest(s, q, record.next_rest);
   record.next_rest = least(2 * record.next_rest, kLongestRest);
   record.chance = kFirstChance;
 }
@@ -190,7 +191,7 @@ BLINK_RARE_FN StepTotals choose_drafts(Env& env, State& s, const StepTotals& tot
     Sequence& q = s.sequences[s.running[i]];
     const uint32_t found = q.drafting.num_found;
     q.drafting.num_found = least(found, longest);
-    if (found > 0 && longest == 0) lacks_credit ? rest(q, kFirstRest) : note_miss(q);
+    if (found > 0 && longest == 0) lacks_credit ? rest(s, q, kFirstRest) : note_miss(s, q);
     env.fetch_add(s.qps[q.queue_pair].cq_drafts, q.drafting.num_found * completions_per_sample(s, q));
   }
   env.sync();
@@ -236,7 +237,7 @@ BLINK_FN void note_draft(Env& env, State& s, Sequence& q, uint32_t drafts, uint3
   env.fetch_add(s.draft_counts[0], 1);
   env.fetch_add(s.draft_counts[1], drafts);
   for (uint32_t i = 0; i < accepted; i++) env.fetch_add(s.draft_counts[2 + i], 1);
-  if (accepted == 0) return note_miss(q);
+  if (accepted == 0) return note_miss(s, q);
   record.num_misses = 0;
   record.next_rest = kFirstRest;
 }

@@ -68,9 +68,7 @@ class _HeadLoader:
             layers=layers,
             residual_is_normed=config.flag("norm_before_residual"),
             embedding=self._load_embedding(),
-            rotary_table=make_rotary_table(
-                rope.frequencies(), spec.max_model_len, self._model.device, rope.magnitude
-            ),
+            rotary_table=make_rotary_table(rope.frequencies(), spec.max_model_len, self._model.device, rope.magnitude),
             fusion=self._tensors.load_matrix({"fc": hidden}, len(layers) * spec.hidden_size),
             embedding_norm=self._read_norm(f"{self._layer}.input_layernorm"),
             hidden_norm=self._read_norm(f"{self._layer}.hidden_norm"),
