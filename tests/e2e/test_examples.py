@@ -21,8 +21,8 @@ import torch
 from blink.models.weights.files import default_model_path
 from eagle_heads import write_clockwork
 from example_programs import FOLDER, list_examples
-from make_tokenizer import FOLDER as TOKENIZER
 from lora_adapters import write_adapter
+from make_tokenizer import FOLDER as TOKENIZER
 from model_families import save_model
 from pooling_models import save_embedder
 from ports import free_port

@@ -63,7 +63,7 @@ BUILT = [
             "csrc/scheduler/token_index.h",
             "speculation.py",
         ),
-        since=("csrc/scheduler/head_drafts.h", "csrc/scheduler/sequence.h", "models/eagle.py", "runner/eagle.py"),
+        since=("csrc/scheduler/head_drafts.h", "csrc/scheduler/sequence.h", "runner/eagle.py"),
         beyond=14,  # what they cost, count and check: half of them in the scheduler
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
     ),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run an EAGLE-3 head on the CPU: behind each step it reads the step's tokens, and guesses what follows each sample.
+"""Run an EAGLE-3 head on the CPU: after each step it reads the step's tokens, and guesses what follows each sample.
 
-An entry of its cache at position p is of the model's residuals at p and of the token at p + 1. Of the guessed tokens it
-writes none to the cache: their residuals are its own. Nothing that it computes decides on a result.
+An entry of its cache at position p is made of the model's residuals at p and of the token at p + 1. Guessed tokens are
+not written to the cache, because their residuals are the head's own. Nothing that it computes decides on a result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drafts of the model's draft head: the engine writes them beside a step's samples, for the text with its newest token.
+// Drafts of the model's draft head: the engine writes them with a step's samples, for the text with its newest token.
 //
-// A draft counts for a text of one length: a step that wrote none leaves one behind that is too short. index_slot() takes
-// away that of the slot's text before.
+// A draft counts for a text of one length: the draft of an earlier step is for a shorter text. index_slot() takes away
+// that of the slot's former text.
 #pragma once
 
 #include "scheduler/ngram.h"
