@@ -17,14 +17,13 @@ from blink.models.weights.files import default_model_path
 from blink.request.source import TokensPrompt
 from eagle_heads import draw_head, write_clockwork, write_head
 from free_drafts import load_without_costs
-from tiny_model import CONFIG
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not default_model_path().is_file(), reason="the default model's tokenizer is not downloaded"),
 ]
-VOCAB, LENGTH = int(CONFIG["vocab_size"]), 96
+VOCAB, LENGTH = 49152, 96  # the tokenizer's
 PROMPT = [300 + 7 * at for at in range(40)]
 OPTIONS: dict[str, Any] = {"tokenizer": str(default_model_path()), "max_model_len": 512, "cpu_threads": 1}
 
@@ -92,6 +91,19 @@ def test_a_cached_prefix_is_kept_and_drafts_go_on_from_it(engines: tuple[LLM, LL
         accepted.append(after[0] - before[0])
         assert after[1] - before[1] == cached
     assert accepted[0] == accepted[1] > 66
+
+
+def test_steps_of_prompt_logprobs_are_read_too(engines: tuple[LLM, LLM]) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, prompt_logprobs=1, logprobs=1)
+    prompt = TokensPrompt(prompt_token_ids=PROMPT)
+    [plain], [drafted] = (llm.generate(prompt, params, use_tqdm=False) for llm in engines)
+    for told, known in zip(drafted.prompt_logprobs or (), plain.prompt_logprobs or (), strict=True):
+        assert (told is None) == (known is None)
+        if told is not None and known is not None:
+            values, expected = ({token: each.logprob for token, each in found.items()} for found in (told, known))
+            assert values == pytest.approx(expected, abs=1e-4)
+    assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
+    assert len(drafted.prompt_logprobs or ()) == len(PROMPT)
 
 
 def test_tokens_that_the_head_has_not_are_computed_one_by_one(clockwork: tuple[Path, Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 MOST_TOKENS = {"tools": 72}  # the second call, which repeats the first, begins behind 24
 VOCAB = 49152  # of the tokenizer
 FEW_TOKENS = [28, 260, 284, *range(1000, 1012, 3)]
+FREQUENT = [28, 30, 198, 253, 260, 282, 284, 288, 314, 327, 338, 355]  # punctuation, the, of, and, to, is, for
 TEMPERATURES = (0.0, 0.8, 1.5)
 SUBJECTS = ("apples", "the sea", "old maps", "trains", "winter", "a river", "bread", "clocks", "birds", "stone walls")
 FORMS = (
@@ -200,6 +202,20 @@ def test_speculation_changes_no_answer_of_a_real_model(kind: str) -> None:
                 assert outcomes(drafting, prompt, temperature, KINDS[kind], most) == expected, (prompt, temperature)
         stats = drafting.stats()
         assert stats["draft_tokens"] > 50 and (stats["accepted_tokens"] > 50 or kind == "penalties")  # of repetition
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["penalties", "logprobs", "schema"])
+def test_a_draft_head_changes_no_bit_of_a_real_model(kind: str, tmp_path: Path) -> None:
+    """The head has random weights, and tokens that are frequent: some of its drafts are accepted."""
+    tensors = draw_head(VOCAB, FREQUENT, seed=8, target_hidden=576)
+    head = {"method": "eagle3", "model": str(write_head(tmp_path, tensors, (2, 15, 27)))}
+    with load("") as plain, load("", speculative_config=head) as drafting:
+        for prompt in PROMPTS[::13]:
+            for temperature in TEMPERATURES:
+                expected = outcomes(plain, prompt, temperature, KINDS[kind], 24)
+                assert outcomes(drafting, prompt, temperature, KINDS[kind], 24) == expected, (prompt, temperature)
+        assert drafting.stats()["draft_tokens"] > 50
 
 
 @pytest.mark.parametrize(

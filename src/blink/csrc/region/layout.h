@@ -72,16 +72,16 @@ struct Geometry {
   FIELD(uint32_t, normalizes_vectors);  // clients get them with a length of 1, unless they ask for others
   FIELD(uint32_t, prefix_caching);
   FIELD(uint32_t, priority_policy);
-  FIELD(uint32_t, trace_entries);  // power of two
-  FIELD(uint32_t, hash_entries);   // power of two, at least twice num_blocks
-  FIELD(uint32_t, lru_entries);    // power of two, at least four times num_blocks
-  FIELD(uint32_t, log_entries);    // decision log of tests; 0 = off
-  FIELD(uint32_t, spec_tokens);    // the most drafts of a sequence in one step (drafts.h); 0: none are made
-  FIELD(uint32_t, ngram_min);      // tokens that a draft's place in the text has to have in common with its end
-  FIELD(uint32_t, ngram_max);      // likewise, at first
-  FIELD(uint32_t, ngram_entries);  // of a slot's table of n-grams; power of two
+  FIELD(uint32_t, trace_entries);   // power of two
+  FIELD(uint32_t, hash_entries);    // power of two, at least twice num_blocks
+  FIELD(uint32_t, lru_entries);     // power of two, at least four times num_blocks
+  FIELD(uint32_t, log_entries);     // decision log of tests; 0 = off
+  FIELD(uint32_t, spec_tokens);     // the most drafts of a sequence in one step (drafts.h); 0: none are made
+  FIELD(uint32_t, ngram_min);       // tokens that a draft's place in the text has to have in common with its end
+  FIELD(uint32_t, ngram_max);       // likewise, at first
+  FIELD(uint32_t, ngram_entries);   // of a slot's table of n-grams; power of two
   FIELD(uint32_t, has_draft_head);  // whether the model writes drafts, too (head_drafts.h)
-  FIELD(uint32_t, token_entries);  // of the table of tokens by their bytes; power of two; 0: no draft needs it
+  FIELD(uint32_t, token_entries);   // of the table of tokens by their bytes; power of two; 0: no draft needs it
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);

@@ -9,8 +9,8 @@ namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
 
-// What a draft is made of: tokens that stand elsewhere in the request's texts, those that its automaton leaves, or those
-// that the model's draft head expects.
+// What a draft is made of: tokens that stand elsewhere in the request's texts, those that its automaton leaves, or
+// those that the model's draft head expects.
 enum class DraftOrigin : uint32_t { kText, kGrammar, kHead };
 constexpr uint32_t kDraftOrigins = 3;
 
