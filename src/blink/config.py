@@ -151,7 +151,7 @@ class EngineConfig:
 
     @property
     def speculation(self) -> Speculation:
-        """What drafts the scheduler makes."""
+        """What drafts are made."""
         return read_speculation(parse_object("speculative_config", self.speculative_config))
 
     @property

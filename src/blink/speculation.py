@@ -12,8 +12,8 @@ from blink.errors import ConfigError
 
 _FLAG = "--speculative-config"
 _NGRAM = ("ngram", "ngram_gpu")  # Blink has one: the scheduler looks n-grams up where it runs
-_SUFFIX = "suffix"
-_NOT_YET = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
+_SUFFIX, _EAGLE = "suffix", "eagle3"
+_NOT_YET = ("draft_model", "eagle", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
 _KEYS = ("method", "num_speculative_tokens", "rejection_sample_method")
 _NGRAM_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
 _DEPTH, _REQUESTS, _FACTOR, _CHANCE = _SUFFIX_KEYS = (
@@ -22,6 +22,8 @@ _DEPTH, _REQUESTS, _FACTOR, _CHANCE = _SUFFIX_KEYS = (
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
 )
+_METHODS = {**dict.fromkeys(_NGRAM, _NGRAM_KEYS), _SUFFIX: _SUFFIX_KEYS, _EAGLE: ("model",)}  # and their own fields
+_USUAL_HEAD_TOKENS = 3
 _USUAL_TOKENS, _USUAL_MIN, _USUAL_MAX = 5, 2, 5
 _USUAL_DEPTH, _USUAL_REQUESTS, _USUAL_FACTOR, _USUAL_CHANCE = 24, 10_000, 1.0, 0.1
 _MOST_DEPTH, _MOST_REQUESTS, _MOST_FACTOR = 64, 1_000_000, 64
@@ -35,15 +37,16 @@ _MOST_ANSWER_TOKENS = 1 << 18  # of recent answers, 16 bytes each
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What drafts the scheduler makes."""
+    """What drafts are made."""
 
     num_tokens: int = 0  # the most of a sequence in one step; 0: none
     ngram_min: int = 0  # tokens in common with the text's end
-    ngram_max: int = 0
+    ngram_max: int = 0  # less than ngram_min: no n-gram is looked up
     suffix_depth: int = 0  # tokens of a match that make a draft longer; 0: drafts do not depend on it
     suffix_factor: int = 0  # tokens of a draft for each of its match, times 256
     suffix_chance: int = 0  # the least chance that a draft's tokens are accepted, times 256
     num_answers: int = 0  # recent ones of other requests that drafts are copied from
+    head: str = ""  # the folder of the model's draft head; empty: it has none
 
     def count_rows(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
         """Return the most rows of a step: one for each sequence, and more for the drafts of each."""
@@ -56,7 +59,8 @@ class Speculation:
             "spec_tokens": self.num_tokens,
             "ngram_min": self.ngram_min,
             "ngram_max": self.ngram_max,
-            "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS),
+            "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS) if self.ngram_max else 0,
+            "has_draft_head": bool(self.head),
             "token_entries": power_of_two(4 * vocab_size) if self.num_tokens and knows_bytes else 0,
             "suffix_depth": self.suffix_depth,
             "suffix_factor": self.suffix_factor,
@@ -81,19 +85,28 @@ def read_speculation(values: Mapping[str, Any]) -> Speculation:
     if not values:
         return Speculation()
     method = values.get("method", "draft_model" if "model" in values else "ngram")
-    if method not in (*_NGRAM, _SUFFIX):
+    if method not in _METHODS:
         state = "not yet" if method in _NOT_YET else "unknown"
-        raise ConfigError(f"{_FLAG}: method {method!r} is {state}: Blink drafts by ngram or suffix")
-    keys = (*_KEYS, *(_SUFFIX_KEYS if method == _SUFFIX else _NGRAM_KEYS))
+        raise ConfigError(f"{_FLAG}: method {method!r} is {state}: Blink drafts by ngram, suffix or eagle3")
+    keys = (*_KEYS, *_METHODS[method])
     unknown = [key for key in values if key not in keys]
     if unknown:
         raise ConfigError(f"{_FLAG} has no {unknown[0]!r} with {method}: it takes {', '.join(keys)}")
     if values.get("rejection_sample_method", "standard") != "standard":
         raise ConfigError(f"{_FLAG}: rejection_sample_method may only be standard: others change what is sampled")
-    return _read_suffix(values) if method == _SUFFIX else _read_ngram(values)
+    read = {_SUFFIX: _read_suffix, _EAGLE: _read_head}.get(method, _read_ngrams)
+    return read(values)
 
 
-def _read_ngram(values: Mapping[str, Any]) -> Speculation:
+def _read_head(values: Mapping[str, Any]) -> Speculation:
+    folder = values.get("model")
+    if not isinstance(folder, str) or not folder:
+        raise ConfigError(f"{_FLAG}: eagle3 needs a model: the folder of the draft head")
+    num_tokens = _take(values, "num_speculative_tokens", _USUAL_HEAD_TOKENS, 1, MAX_DRAFTS)
+    return Speculation(num_tokens=num_tokens, ngram_min=1, ngram_max=0, head=folder)
+
+
+def _read_ngrams(values: Mapping[str, Any]) -> Speculation:
     shortest, longest = values.get("prompt_lookup_min"), values.get("prompt_lookup_max")
     return Speculation(
         num_tokens=_take(values, "num_speculative_tokens", _USUAL_TOKENS, 1, MAX_DRAFTS),
@@ -120,9 +133,17 @@ def check_recurrent(speculation: Speculation, is_recurrent: bool) -> None:
         raise ConfigError(f"{_FLAG}: models with recurrent layers do not verify drafts yet")
 
 
+def check_ranks(speculation: Speculation, num_ranks: int) -> None:
+    """Refuse a draft head, with a `ConfigError`, for a model that is parted among ranks."""
+    if speculation.head and num_ranks > 1:
+        raise ConfigError(f"{_FLAG}: draft heads run on one rank: leave out --tensor-parallel-size {num_ranks}")
+
+
 def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool) -> None:
-    """Refuse speculation, with a `ConfigError`, for the attention of which no test on a GPU has verified drafts."""
+    """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
     reason = "latent attention" if is_latent else "a sliding window" if has_windows else ""
+    if speculation.head:
+        raise ConfigError(f"{_FLAG}: eagle3 runs on the CPU engine today: add --device cpu")
     if speculation.num_tokens and reason:
         raise ConfigError(f"{_FLAG}: models with {reason} do not verify drafts on GPUs yet: add --device cpu")
 

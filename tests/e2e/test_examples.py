@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -18,8 +19,10 @@ import pytest
 import torch
 
 from blink.models.weights.files import default_model_path
+from eagle_heads import write_clockwork
 from example_programs import FOLDER, list_examples
 from lora_adapters import write_adapter
+from make_tokenizer import FOLDER as TOKENIZER
 from model_families import save_model
 from pooling_models import save_embedder
 from ports import free_port
@@ -75,6 +78,18 @@ def test_predicted_edit(tmp_path: Path) -> None:
     assert len(found) == 2 and found[0] == ("0", "0") and int(found[1][1]) > 0
     answers = re.split(r"^\[160 tokens .*\]\n", printed, flags=re.MULTILINE)
     assert answers[0] == answers[1]
+
+
+def test_draft_head(tmp_path: Path) -> None:
+    """The model's text is a walk through its tokens that the head knows."""
+    model, head = write_clockwork(tmp_path, 1024, range(1024))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, model)
+    printed = run_example("draft_head.py", str(model), str(head))
+    found = re.findall(r": (\d+) tokens in (\d+) steps; (\d+) drafted tokens accepted$", printed, re.MULTILINE)
+    (tokens, steps, none), (again, fewer, accepted) = (tuple(map(int, each)) for each in found)
+    assert tokens == again and none == 0 and accepted > tokens // 3 and fewer < steps
+    assert printed.endswith("the answers are equal\n")
 
 
 def test_tools_agent(tiny_server: Frontend) -> None:

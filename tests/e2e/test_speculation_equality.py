@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.models.weights.files import default_model_path
 from blink.structured_outputs import StructuredOutputsParams
+from eagle_heads import draw_head, write_head
 from free_drafts import load_without_costs
 from processes import Frontend, start_frontend, stop
 from tiny_model import write_tiny_model
@@ -56,7 +58,9 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "min_tokens": {"min_tokens": 12, "stop_token_ids": [28, 284, 1003, 198, 30]},
 }
 MOST_TOKENS = {"tools": 72}  # the second call, which repeats the first, begins behind 24
+VOCAB = 49152  # of the tokenizer
 FEW_TOKENS = [28, 260, 284, *range(1000, 1012, 3)]
+FREQUENT = [28, 30, 198, 253, 260, 282, 284, 288, 314, 327, 338, 355]  # punctuation, the, of, and, to, is, for
 TEMPERATURES = (0.0, 0.8, 1.5)
 SUBJECTS = ("apples", "the sea", "old maps", "trains", "winter", "a river", "bread", "clocks", "birds", "stone walls")
 FORMS = (
@@ -110,6 +114,17 @@ def tiny(engines: Mapping[str, LLM]) -> tuple[LLM, LLM]:
     return engines["plain"], engines["ngram"]
 
 
+@pytest.fixture(scope="module")
+def headed(engines: Mapping[str, LLM], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+    """The same model without speculation, and with a random draft head that knows a few tokens."""
+    folder = tmp_path_factory.mktemp("headed")
+    tensors = draw_head(VOCAB, FEW_TOKENS, seed=4)
+    head = {"method": "eagle3", "model": str(write_head(folder / "head", tensors, (0, 0, 0)))}
+    options = {"load_format": "dummy", "tokenizer": str(default_model_path())}
+    with load(str(write_tiny_model(folder / "model")), **options, speculative_config=head) as drafting:
+        yield engines["plain"], drafting
+
+
 def test_an_answer_that_another_request_had_takes_fewer_steps(engines: Mapping[str, LLM]) -> None:
     """The prompt of the second request has nothing of its answer."""
     llm, kind = engines["suffix"], {"logit_bias": dict.fromkeys(range(1000, 1300), 60.0)}
@@ -125,7 +140,21 @@ def test_an_answer_that_another_request_had_takes_fewer_steps(engines: Mapping[s
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculation_changes_no_answer(engines: Mapping[str, LLM], kind: str, method: str) -> None:
-    plain, drafting = engines["plain"], engines[method]
+    check_kind((engines["plain"], engines[method]), kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_head_changes_no_answer(headed: tuple[LLM, LLM], kind: str) -> None:
+    before = headed[1].stats()
+    check_kind(headed, kind)
+    after = headed[1].stats()
+    assert after["draft_tokens"] > before["draft_tokens"]
+    assert kind not in ("plain", "logprobs", "n = 2") or after["accepted_tokens"] > before["accepted_tokens"]
+
+
+def check_kind(engines: tuple[LLM, LLM], kind: str) -> None:
+    """Compare what an engine without drafts and one with them answer."""
+    plain, drafting = engines
     asked, is_form = dict(KINDS[kind]), "structured_outputs" in KINDS[kind]
     if not is_form:  # random texts of few tokens repeat themselves
         asked["logit_bias"] = dict.fromkeys(FEW_TOKENS, 60.0) | asked.get("logit_bias", {})
@@ -197,10 +226,24 @@ def test_speculation_changes_no_answer_of_a_real_model(kind: str, method: str) -
         assert stats["draft_tokens"] > 50 and (stats["accepted_tokens"] > 50 or kind == "penalties")  # of repetition
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["penalties", "logprobs", "schema"])
+def test_a_draft_head_changes_no_bit_of_a_real_model(kind: str, tmp_path: Path) -> None:
+    """The head has random weights, and tokens that are frequent: some of its drafts are accepted."""
+    tensors = draw_head(VOCAB, FREQUENT, seed=8, target_hidden=576)
+    head = {"method": "eagle3", "model": str(write_head(tmp_path, tensors, (2, 15, 27)))}
+    with load("") as plain, load("", speculative_config=head) as drafting:
+        for prompt in PROMPTS[::13]:
+            for temperature in TEMPERATURES:
+                expected = outcomes(plain, prompt, temperature, KINDS[kind], 24)
+                assert outcomes(drafting, prompt, temperature, KINDS[kind], 24) == expected, (prompt, temperature)
+        assert drafting.stats()["draft_tokens"] > 50
+
+
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"method": "eagle3", "model": "x", "num_speculative_tokens": 3}, "eagle3.*not yet"),
+        ({"method": "mtp", "num_speculative_tokens": 1}, "mtp.*not yet"),
         ({"method": "medusa"}, "medusa.*not yet"),
         ({"method": "suffix", "prompt_lookup_min": 2}, "prompt_lookup_min.*suffix"),
         ({"method": "ngram", "suffix_decoding_max_tree_depth": 8}, "suffix_decoding_max_tree_depth.*ngram"),

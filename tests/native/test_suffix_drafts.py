@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blink.link.queue_pair import KvOrigin, NO_HASH_ROOT, Submission
+from blink.link.queue_pair import NO_HASH_ROOT, KvOrigin, Submission
 from blink.region.layout import RowKind, StepResult
 from blink.sampling_params import SamplingParams
 from harness import Harness, Inbox, Step, expected_tokens, run_until_finished, running, small_config

@@ -52,7 +52,7 @@ BUILT = [
     ),
     Built(
         "rows that verify drafts",
-        r"(?i)kVerify|draft|spec_tokens",
+        r"(?i)kVerify|(?<!head_)(?<!Head)draft(?!er|.?head)|spec_tokens",
         6,
         (
             "csrc/kernels/attention/attention_siblings.cuh",
@@ -66,9 +66,20 @@ BUILT = [
             "csrc/scheduler/token_index.h",
             "speculation.py",
         ),
-        since=("csrc/scheduler/sequence.h",),
+        since=("csrc/scheduler/head_drafts.h", "csrc/scheduler/sequence.h", "runner/eagle.py"),
         beyond=13,  # what they cost, count, show and check: half of them in the scheduler
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
+    ),
+    Built(
+        "a draft head: EAGLE-3",
+        r"(?i)eagle|head_?draft|draft.?head|\.drafter|kHead\b",
+        12,
+        (
+            "csrc/scheduler/head_drafts.h",
+            "models/eagle.py",
+            "models/weights/eagle_loader.py",
+            "runner/eagle.py",
+        ),
     ),
     Built(
         "tensor parallel",

@@ -7,6 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -30,14 +31,17 @@ from blink.kernels.cpu.gguf_weight import Bf16Isa
 from blink.kernels.layer_cache import KvCache
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
+from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.plan.site import Bucket
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
+from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
 from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
+from blink.speculation import check_ranks
 
 logger = logging.getLogger("blink.engine")
 
@@ -77,6 +81,7 @@ class CpuEngine(Engine):
         size = config.tensor_parallel_size
         if is_deterministic(config) and size > 1:
             raise ConfigError("--deterministic works with one rank")
+        check_ranks(config.speculation, size)
         _check_prompt_gemm(config)
         if size == 1:
             return self._make_runner(load_model(config.model, device, dtype), config)
@@ -87,6 +92,10 @@ class CpuEngine(Engine):
     def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
         """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
         runner = Runner(model)
+        if config.speculation.head:
+            head = load_eagle(config.speculation.head, model)
+            model.add_head(head)
+            runner.drafter = EagleDrafter(model, head, config.speculation.num_tokens)
         runner.rounds_prompts = config.cpu_prompt_gemm == "bfloat16"
         if is_deterministic(config):
             check_deterministic(sites_of(model, config.block_size))
@@ -153,7 +162,7 @@ class CpuEngine(Engine):
             ConfigError: they do not fit it, or are not there.
         """
         source = open_model(config, self._model.device, self._model.dtype)
-        if source.spec != self._model.spec:
+        if source.spec != replace(self._model.spec, drafter=None):
             raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
         return source
 

@@ -18,6 +18,7 @@ from blink.region.layout import (
     NativeEnum,
     StepKind,
     own_fields,
+    struct_dtype,
 )
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_TOKENS
 
@@ -25,6 +26,7 @@ HEADER_WORDS = BATCH_HEADER.itemsize // 4
 PARAM_WORDS = SLOT_PARAMS.itemsize // 4
 AUTOMATON_BYTES = CONSTANTS["max_automaton_bytes"]
 PLACE_WORDS = AUTOMATON_PLACE.itemsize // 4
+HEAD_DRAFT_WORDS = struct_dtype("HeadDraft").itemsize // 4
 LISTS_OF_SLOT = CONSTANTS["lists_of_slot"]
 
 
@@ -71,6 +73,7 @@ class Batch:
     sampled_logprobs: Tensor  # [max_rows] float32; written for rows that ask for logprobs
     top_tokens: Tensor  # [max_rows, MAX_LOGPROBS]; the first NUM_LOGPROBS of a row are written
     top_logprobs: Tensor  # [max_rows, MAX_LOGPROBS] float32
+    head_drafts: Tensor  # [num_slots, HEAD_DRAFT_WORDS], as csrc's HeadDraft; [num_slots, 0] without a draft head
     prompt_logprobs: Tensor  # [max_tokens] float32; of the prompt token behind each, where its slot asks for it
     prompt_top_tokens: Tensor  # [max_tokens, MAX_LOGPROBS]
     prompt_top_logprobs: Tensor  # [max_tokens, MAX_LOGPROBS] float32
@@ -121,6 +124,7 @@ class Batch:
         vector_floats: int = 0,
         most_drafts: int = 0,
         num_adapter_slots: int = 0,
+        has_draft_head: bool = False,
     ) -> Batch:
         """Allocate an empty batch (all zero, no row); without automata, no row can be constrained.
 
@@ -141,6 +145,7 @@ class Batch:
         } | dict.fromkeys(_OF_TOKENS, max_tokens)
         widths = _WIDTHS | {"block_tables": max_blocks, "tokens": max_model_len}
         widths["vectors"] = vector_floats
+        widths["head_drafts"] = has_draft_head * HEAD_DRAFT_WORDS
         widths["window_tables"] = has_windows * max_blocks
         num_lists = LISTS_OF_SLOT + most_drafts
         widths["automaton_places"], widths["token_bitmasks"] = num_lists * PLACE_WORDS, num_lists * -(-vocab_size // 32)
@@ -167,7 +172,7 @@ _WIDTHS = {
 }
 _OF_TOKENS = ("prompt_logprobs", "prompt_top_tokens", "prompt_top_logprobs")
 _OF_SLOTS = {"block_tables", "window_tables", "tokens", "params", "stop_tokens", "bias_tokens", "bias_values"}
-_OF_SLOTS |= {"automaton_places", "token_bitmasks"}
+_OF_SLOTS |= {"automaton_places", "token_bitmasks", "head_drafts"}
 _OF_STEP = {*own_fields(STEP_BUFFERS)}
 _FLOATS = {"bias_values", "sampled_logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"}
 _FLOATS |= {"vectors"}

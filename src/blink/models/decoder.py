@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from blink.formats.base import QuantizedEmbedding, Weight
 from blink.kernels.layer_cache import KvCache, LayerCache, Snapshots, StateCache
 from blink.kernels.operands import Norm
 from blink.kernels.rotary import make_rotary_table
+from blink.models.eagle import EagleHead
 from blink.models.layer_weights import LayerInputWeights, LayerWeights, count_bytes
 from blink.models.spec import ModelSpec
 
@@ -46,6 +49,7 @@ class Decoder:
         self.positions = positions
         self.inputs = inputs
         self.classifier = classifier
+        self.head: EagleHead | None = None
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
@@ -58,15 +62,19 @@ class Decoder:
     @property
     def num_weight_bytes(self) -> int:
         """How many bytes the weights take; a step reads them all but for experts that no token has."""
-        weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm]
+        weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm, self.head]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
+
+    def add_head(self, head: EagleHead) -> None:
+        """Take a draft head, whose layer keeps keys and values as the model's layers do."""
+        self.head, self.spec = head, replace(self.spec, drafter=head.attention)
 
     def free_weights(self) -> None:
         """Let go of all weights; the model can only be described then."""
         nothing = torch.empty(0, 0, dtype=self.dtype, device=self.device)
         self.embedding = self.lm_head = nothing
         self.layers, self.rotary_tables = [], []
-        self.positions = self.inputs = self.classifier = None
+        self.positions = self.inputs = self.classifier = self.head = None
 
     def allocate_kv_cache(
         self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0, num_window_blocks: int = 0

@@ -52,6 +52,7 @@ class ModelSpec(Part):
     embedding_size: int = 0  # of embeddings that are projected to hidden_size, and back for logits; 0: none are
     pooling: Pooling | None = None  # None: the model generates
     quantization: Quantization | None = None  # of the checkpoint's matrices
+    drafter: Attention | None = None  # of a draft head's layer, which keeps keys and values as the others do
     shard: Shard = WHOLE  # what the layers are parts of; the vocabulary's size is that of all
 
     def check(self, place: str) -> None:
@@ -94,9 +95,10 @@ class ModelSpec(Part):
 
     @property
     def cache_layout(self) -> CacheLayout:
-        """What the layers keep of running sequences."""
+        """What the layers keep of running sequences; the draft head's is the last one."""
         mixers = [layer.mixer for layer in self.layers]
-        return CacheLayout.of([mixer.state for mixer in mixers], [mixer.recurrent_state for mixer in mixers])
+        states = [mixer.state for mixer in mixers] + ([] if self.drafter is None else [self.drafter.state])
+        return CacheLayout.of(states, [mixer.recurrent_state for mixer in mixers])
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
         """Return the model with each layer changed."""

@@ -24,6 +24,7 @@ from blink.plan.site import Bucket
 from blink.runner.adapters import Adapters
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
+from blink.runner.eagle import EagleDrafter
 from blink.runner.layer_inputs import compute_layer_inputs
 from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
@@ -42,6 +43,7 @@ class Runner:
         self.model = model
         self._ranks = ranks
         self.adapters: Adapters | None = None
+        self.drafter: EagleDrafter | None = None
         self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
         self.rounds_prompts = False  # whether GEMMs of prompts may round: kernels/prompt_rows.py
         self._code: DeviceCode = code_of(model.device)
@@ -79,8 +81,14 @@ class Runner:
             hidden = self._compute_hidden(batch, kv_cache, size)
             score_prompts(hidden, self._compute_head, batch, size.rows, writes=self._writes)
             self._sample(self._compute_head(take_last_tokens(hidden, batch, size.rows)), batch, size.rows)
-            return
-        self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
+        else:
+            self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
+        self._run_head(batch, kv_cache, size)
+
+    def _run_head(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+        """Let the draft head guess what follows the samples."""
+        if self.drafter is not None:
+            self.drafter.read(batch, kv_cache[len(self.model.layers)], size)
 
     @torch.inference_mode()
     def compute_logits(
@@ -124,6 +132,7 @@ class Runner:
         if layers.stop < len(self.model.layers):
             return stream.pause()
         self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size.rows)
+        self._run_head(batch, kv_cache, size)
         return None
 
     @torch.inference_mode()
@@ -205,6 +214,8 @@ class Runner:
             layer, plan = self.model.layers[index], step.plan.layers[index]
             scale = self.model.spec.layers[index].residual_scale
             qkv = stream.project(layer.attention_norm, layer.qkv, layer.qkv_bias, plan.qkv)
+            if self.drafter is not None:
+                self.drafter.keep(step.batch, index, stream.residual)
             gates = None if layer.recurrent is None else stream.project_again(layer.recurrent.gates, plan.gates)
             into_mlp = Then(layer.attention_end_norm, scale, layer.mlp_norm, plan.reads_mlp)
             stream.add(attend(qkv, gates, index), layer.output, layer.output_bias, plan.output, into_mlp)

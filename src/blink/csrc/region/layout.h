@@ -87,6 +87,7 @@ struct Geometry {
   FIELD(uint32_t, num_answers);     // recent ones that drafts are copied from (answers.h); 0: none are kept
   FIELD(uint32_t, answer_tokens);   // of them all; power of two
   FIELD(uint32_t, answer_entries);  // of their table of n-grams; power of two
+  FIELD(uint32_t, has_draft_head);  // whether the model writes drafts, too (head_drafts.h)
   FIELD(uint32_t, token_entries);   // of the table of tokens by their bytes; power of two; 0: no draft needs it
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);

@@ -169,7 +169,7 @@ inline const std::string& layout_text() {
       t.structs<SlotParams, Row, BatchHeader, StepOutput, StepBuffers, DecisionLogEntry, GraphCost, MeasuredCost,
                 Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry,
-                AnswerToken>();
+                AnswerToken, HeadDraft>();
       t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
       t.structs<Registration, OriginRecord, Spacing, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place,
                 StepGraphs, DeviceProgram>();

@@ -12,6 +12,7 @@
 #include "scheduler/answers.h"
 #include "scheduler/draft_credit.h"
 #include "scheduler/grammar_drafts.h"
+#include "scheduler/head_drafts.h"
 
 namespace blink {
 
@@ -25,12 +26,19 @@ BLINK_FN const OriginRecord& record_of(const Sequence& q, DraftOrigin origin) {
 }
 BLINK_FN OriginRecord& record_of(Sequence& q) { return q.drafting.records[uint32_t(q.drafting.origin)]; }
 
+// Whether a sequence has drafts of an origin at all.
+BLINK_FN bool has_origin(const State& s, const Sequence& q, DraftOrigin origin) {
+  switch (origin) {
+    case DraftOrigin::kText: return true;
+    case DraftOrigin::kGrammar: return is_guessed(s, q);
+    case DraftOrigin::kAnswers: return has_answers(s);
+    default: return s.geometry.has_draft_head;
+  }
+}
+
 // Whether drafts of an origin are made for a sequence once it has so many generated tokens.
 BLINK_FN bool may_draft(const State& s, const Sequence& q, DraftOrigin origin, uint32_t num_generated) {
-  const bool has_origin = origin == DraftOrigin::kText      ? speculates(s)
-                          : origin == DraftOrigin::kGrammar ? is_guessed(s, q)
-                                                            : has_answers(s);
-  return has_origin && num_generated >= record_of(q, origin).rests_until;
+  return speculates(s) && has_origin(s, q, origin) && num_generated >= record_of(q, origin).rests_until;
 }
 
 // The texts that drafts are copied from now: kFromText, kFromAnswers, both or none.
@@ -118,6 +126,7 @@ BLINK_FN void find_draft(Env& env, const State& s, Sequence& q) {
   if (!is_plain || q.paused_tokens > 0) return;
   take_guess(q);
   if (const DraftSources sources = draft_sources(s, q, q.num_generated)) copy_draft(env, s, q, sources);
+  if (may_draft(s, q, DraftOrigin::kHead, q.num_generated)) take_head_draft(s, q, draft_limit(s, q));
 }
 
 // Write what their automata leave no choice of behind the texts of running sequences, before a step is composed. It is
@@ -201,18 +210,20 @@ BLINK_RARE_FN DraftLength choose_longest(Env& env, const State& s, const StepTot
 }
 
 // Let a sequence make no more drafts of its last one's origin for so many tokens: its steps take the fast path.
-BLINK_FN void rest(Sequence& q, uint32_t num_tokens) {
+BLINK_FN void rest(const State& s, Sequence& q, uint32_t num_tokens) {
   record_of(q).rests_until = q.num_generated + num_tokens;
-  if (q.drafting.origin != DraftOrigin::kGrammar) q.drafting.source = 0;
+  const DraftOrigin origin = q.drafting.origin;
+  if (origin == DraftOrigin::kHead) s.head_drafts[q.slot].rests_until = q.num_tokens + num_tokens;
+  if (origin == DraftOrigin::kText || origin == DraftOrigin::kAnswers) q.drafting.source = 0;
   q.drafting.num_found = 0;
 }
 
 // Note that a draft was of no use. Some in a row, and the sequence rests.
-BLINK_FN void note_miss(Sequence& q) {
+BLINK_FN void note_miss(const State& s, Sequence& q) {
   OriginRecord& record = record_of(q);
   if (++record.num_misses < kMostMisses) return;
   record.num_misses = kMostMisses - 1;
-  rest(q, record.next_rest);
+  rest(s, q, record.next_rest);
   record.next_rest = least(2 * record.next_rest, kLongestRest);
   record.chance = kFirstChance;
 }
@@ -228,7 +239,7 @@ BLINK_RARE_FN StepTotals choose_drafts(Env& env, State& s, const StepTotals& tot
     Sequence& q = s.sequences[s.running[i]];
     const uint32_t found = q.drafting.num_found;
     q.drafting.num_found = least(found, longest);
-    if (found > 0 && longest == 0) lacks_credit ? rest(q, kFirstRest) : note_miss(q);
+    if (found > 0 && longest == 0) lacks_credit ? rest(s, q, kFirstRest) : note_miss(s, q);
     env.fetch_add(s.qps[q.queue_pair].cq_drafts, q.drafting.num_found * completions_per_sample(s, q));
   }
   env.sync();
@@ -274,7 +285,7 @@ BLINK_FN void note_draft(Env& env, State& s, Sequence& q, uint32_t drafts, uint3
   env.fetch_add(s.draft_counts[0], 1);
   env.fetch_add(s.draft_counts[1], drafts);
   for (uint32_t i = 0; i < accepted; i++) env.fetch_add(s.draft_counts[2 + i], 1);
-  if (accepted == 0) return note_miss(q);
+  if (accepted == 0) return note_miss(s, q);
   record.num_misses = 0;
   record.next_rest = kFirstRest;
 }

@@ -36,7 +36,8 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     const uint32_t rank = taken + env.scan(grows, num_grown);
     // What compose() decides on: whether what the next row leaves is kept, and drafts of which there is a source.
     const DraftSources sources = draft_sources(s, q, q.num_generated + 1);
-    const bool is_open = is_border(s, q, position + 1) || (sources > 0 && q.drafting.source > 0);
+    const bool has_head = may_draft(s, q, DraftOrigin::kHead, q.num_generated + 1);
+    const bool is_open = is_border(s, q, position + 1) || has_head || (sources > 0 && q.drafting.source > 0);
     env.scan(row < rows && (!samples || is_last || is_open), num_stuck);
     taken += num_grown;
     stuck += num_stuck;

@@ -91,6 +91,7 @@ BLINK_RARE_FN void index_slot(Env& env, State& s, Sequence& q) {
     q.drafting.guessed_at = 0;
     q.drafting.num_spaced = prompt;
     q.drafting.spacing = new_spacing();
+    if (g.has_draft_head) s.head_drafts[q.slot].num_tokens = s.head_drafts[q.slot].rests_until = 0;
     for (OriginRecord& record : q.drafting.records) record = {kFirstChance, 0, 0, kFirstRest};
     q.drafting.source = prediction > 0 ? g.max_model_len + 1 : 0;  // an answer begins as its prediction does
   }

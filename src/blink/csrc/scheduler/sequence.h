@@ -9,10 +9,10 @@ namespace blink {
 
 constexpr uint32_t kNone = 0xffffffffu;
 
-// What a draft is made of: tokens that stand elsewhere in the request's texts, those that its automaton leaves, or
-// tokens of recent answers.
-enum class DraftOrigin : uint32_t { kText, kGrammar, kAnswers };
-constexpr uint32_t kDraftOrigins = 3;
+// What a draft is made of: tokens that stand elsewhere in the request's texts, those that its automaton leaves,
+// tokens of recent answers, or those that the model's draft head expects.
+enum class DraftOrigin : uint32_t { kText, kGrammar, kAnswers, kHead };
+constexpr uint32_t kDraftOrigins = 4;
 
 // What became of a sequence's drafts of one origin.
 struct OriginRecord {

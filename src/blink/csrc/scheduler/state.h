@@ -33,6 +33,16 @@ struct SlotParams {
 };
 static_assert(sizeof(SlotParams) == 88, "a slot's parameters are 22 words");
 
+// What the model's draft head has written behind a slot's text, in the step that sampled its newest token. writer: the
+// model, but for the rest.
+struct HeadDraft {
+  FIELDS_OF(HeadDraft);
+  FIELD(uint32_t, rests_until);  // tokens of the text before which no draft is taken; writer: scheduler
+  FIELD(uint32_t, num_tokens);   // of the text then; 0: there is no draft
+  FIELD(uint32_t, count);        // tokens of the draft
+  FIELD_ARRAY(int32_t, tokens, kMaxDrafts);
+};
+
 // An automaton that the engine holds: of one owner of a queue pair, under the name that he gave it.
 struct AutomatonEntry {
   FIELDS_OF(AutomatonEntry);
@@ -196,6 +206,7 @@ struct State {
   STATE_ARRAY(int32_t, window_tables, g.num_window_blocks == 0 ? 0 : uint64_t(g.num_slots) * g.max_blocks);
   STATE_ARRAY(int32_t, tokens, uint64_t(g.num_slots) * g.max_model_len);
   STATE_ARRAY(int32_t, predictions, g.spec_tokens == 0 ? 0 : uint64_t(g.num_slots) * g.max_model_len);
+  STATE_ARRAY(HeadDraft, head_drafts, g.has_draft_head ? g.num_slots : 0);
   STATE_ARRAY(Hash, slot_hashes, uint64_t(g.num_slots) * g.max_blocks);
 
   // what constrained texts may look like

@@ -66,7 +66,7 @@ class CpuAttentionPlan:
         for first, last in spans:
             rows, queries = slice(first, last), starts[first : first + 2]
             slots, lens = self._batch.row_slots[rows], self._batch.context_lens[rows]
-            yield _plan_group(
+            yield plan_group(
                 self._batch.find_tables(window), slots, lens, queries, window, self._block_size, self._dtype
             )
 
@@ -77,7 +77,7 @@ class CpuAttentionPlan:
         counts = self._batch.query_starts[: num_rows + 1].diff()
         slots = self._batch.row_slots[:num_rows].repeat_interleave(counts)
         lens = (self._batch.positions[:num_tokens] + 1).to(torch.int32)
-        yield _plan_group(self._batch.find_tables(window), slots, lens, [0, 1], window, self._block_size, self._dtype)
+        yield plan_group(self._batch.find_tables(window), slots, lens, [0, 1], window, self._block_size, self._dtype)
 
 
 def plan_attention(
@@ -87,7 +87,7 @@ def plan_attention(
     return CpuAttentionPlan(batch, num_tokens, block_size, dtype, by_token=by_token)
 
 
-def _plan_group(
+def plan_group(
     tables: Tensor,
     slots: Tensor,
     lens: Tensor,
@@ -130,15 +130,15 @@ def paged_attention(
     num_tokens, num_heads, head_dim = query.shape
     groups = plan.find_groups(options.window)
     if len(groups) == 1 and groups[0].num_rows * groups[0].num_queries == num_tokens:
-        return _attend(query, cache, groups[0], options).reshape(num_tokens, num_heads * head_dim)
+        return attend_group(query, cache, groups[0], options).reshape(num_tokens, num_heads * head_dim)
     result = query.new_zeros(query.shape)
     for group in groups:
         tokens = slice(group.start, group.start + group.num_rows * group.num_queries)
-        result[tokens] = _attend(query[tokens], cache, group, options)
+        result[tokens] = attend_group(query[tokens], cache, group, options)
     return result.view(num_tokens, num_heads * head_dim)
 
 
-def _attend(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
+def attend_group(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
     is_native = query.dtype == torch.float32 and cache.dtype in NATIVE_CELLS and cache.cells.is_contiguous()
     is_native = is_native and query.shape[2] % _LANES == 0 and query.shape[2] <= _MOST_HEAD_DIM
