@@ -29,10 +29,14 @@ BLINK_FN OriginRecord& record_of(Sequence& q) { return q.drafting.records[uint32
 // Whether a sequence has drafts of an origin at all.
 BLINK_FN bool has_origin(const State& s, const Sequence& q, DraftOrigin origin) {
   switch (origin) {
-    case DraftOrigin::kText: return true;
-    case DraftOrigin::kGrammar: return is_guessed(s, q);
-    case DraftOrigin::kAnswers: return has_answers(s);
-    default: return s.geometry.has_draft_head;
+    case DraftOrigin::kText:
+      return true;
+    case DraftOrigin::kGrammar:
+      return is_guessed(s, q);
+    case DraftOrigin::kAnswers:
+      return has_answers(s);
+    default:
+      return s.geometry.has_draft_head;
   }
 }
 
