@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save, save_file
 
 from blink.errors import BadRequestError
 from blink.models.weights.staged_tensors import StagedTensors
-from blink.models.weights.tensor_stream import TensorEntry, read_chunks, read_header, write_header
 from blink.offline.tensors import stream_tensors
+from blink.region.tensor_stream import TensorEntry, read_chunks, read_header, write_header
 
 OWN = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(4, dtype=torch.int8), "c": torch.ones(1)}
 

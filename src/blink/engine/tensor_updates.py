@@ -15,7 +15,7 @@ from blink.engine.weight_group import WeightGroup
 from blink.errors import BadRequestError
 from blink.models.weights.files import resolve_model
 from blink.models.weights.staged_tensors import StagedTensors
-from blink.models.weights.tensor_stream import make_entry
+from blink.region.tensor_stream import make_entry
 
 
 class TensorUpdates:

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import BroadcastOptions, ProcessGroupGlo
 
 from blink.errors import BadRequestError
 from blink.fields import one_line
-from blink.models.weights.tensor_stream import TensorEntry
+from blink.region.tensor_stream import TensorEntry
 
 _WAIT: Final = timedelta(seconds=300)  # for the other ranks, and for each tensor
 _TYPES: Final = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from blink.errors import BadRequestError
-from blink.models.weights.tensor_stream import TensorEntry, write_header
+from blink.region.tensor_stream import TensorEntry, write_header
 
 NamedTensors = Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 _TYPES = {
@@ -36,7 +36,9 @@ def stream_tensors(tensors: NamedTensors) -> Iterator[bytes]:
 
 
 def _pairs_of(tensors: NamedTensors) -> Iterable[tuple[str, Tensor]]:
-    return tensors.items() if isinstance(tensors, Mapping) else cast("Iterable[tuple[str, Tensor]]", tensors)
+    if isinstance(tensors, Mapping):
+        return cast("Mapping[str, Tensor]", tensors).items()
+    return tensors
 
 
 def _describe(name: str, tensor: Tensor) -> TensorEntry:

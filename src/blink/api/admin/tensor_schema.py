@@ -49,14 +49,16 @@ class BroadcastBody(BaseModel):
     dtypes: list[str] = Field(description="as PyTorch calls them")
     shapes: list[list[int]]
     group_name: _Name = GROUP
-    flush_cache: bool = Field(True, description="whether cached prefixes are forgotten")
-    abort_all_requests: bool = Field(False, description="whether open requests end; else those that run end first")
+    flush_cache: bool = Field(default=True, description="whether cached prefixes are forgotten")
+    abort_all_requests: bool = Field(
+        default=False, description="whether open requests end; else those that run end first"
+    )
 
 
 class EndUpdateBody(BaseModel):
     """Blink's body of /end_weight_update and /finish_weight_update."""
 
-    flush_cache: bool = Field(True, description="whether cached prefixes are forgotten")
+    flush_cache: bool = Field(default=True, description="whether cached prefixes are forgotten")
 
 
 class InitTransferBody(BaseModel):
@@ -68,7 +70,7 @@ class InitTransferBody(BaseModel):
 class StartUpdateBody(BaseModel):
     """vLLM's body of /start_weight_update."""
 
-    is_checkpoint_format: Literal[True] = Field(True, description="tensors are those of the model's files")
+    is_checkpoint_format: Literal[True] = Field(default=True, description="tensors are those of the model's files")
 
 
 class UpdateInfo(BaseModel):
@@ -79,7 +81,7 @@ class UpdateInfo(BaseModel):
     names: _Names
     dtype_names: list[str] = Field(description="as PyTorch calls them")
     shapes: list[list[int]]
-    packed: Literal[False] = Field(False, description="each tensor is broadcast by itself")
+    packed: Literal[False] = Field(default=False, description="each tensor is broadcast by itself")
 
 
 class UpdateWeightsBody(BaseModel):

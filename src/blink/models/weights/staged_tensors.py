@@ -17,7 +17,7 @@ from safetensors import safe_open
 from blink.errors import BadRequestError, ConfigError
 from blink.fields import one_line
 from blink.models.weights.shards import OUTPUT_NAMES, list_shards
-from blink.models.weights.tensor_stream import (
+from blink.region.tensor_stream import (
     TensorEntry,
     check_distinct,
     read_chunks,
