@@ -7,7 +7,6 @@ python examples/kv_events.py
 """
 
 import os
-import time
 
 import msgspec
 import zmq
@@ -53,7 +52,7 @@ while (parts := asker.recv_multipart())[1] != (-1).to_bytes(8, "big", signed=Tru
 for prompt in ([*range(10, 90)], [*range(10, 90)], [*range(10, 60), *range(20, 50)], [*range(15, 95)]):
     predicted = predict(prompt)
     usage = client.completions.create(model=model, prompt=prompt, max_tokens=1).usage
+    assert usage and usage.prompt_tokens_details
     print(f"{len(prompt)} tokens: predicted {predicted} cached, found {usage.prompt_tokens_details.cached_tokens}")
-    time.sleep(0.2)  # events follow a hundred times a second
-    while listener.poll(0):
+    while listener.poll(200):  # events follow a hundred times a second
         apply(listener.recv_multipart()[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents that take turns in a small KV cache: host memory keeps those that it has no room for.
+"""Documents that take turns in a small KV cache: host memory keeps those that it evicts.
 
     pip install '.[engine]'           # in a checkout
     python examples/kv_offload.py [MODEL]
@@ -24,6 +24,7 @@ SAMPLING = SamplingParams(temperature=0, max_tokens=4)
 def ask(title: str, **options: float) -> list[str]:
     """Ask about each document twice, in turns; print what was cached the second time, and how long it took."""
     with LLM(MODEL, device="cpu", max_model_len=640, num_gpu_blocks_override=40, **options) as llm:
+        start, answers, cached = 0.0, list[str](), 0
         for turn in range(2):
             start, answers, cached = time.perf_counter(), [], 0
             for number, document in enumerate(DOCUMENTS):

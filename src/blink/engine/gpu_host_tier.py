@@ -13,7 +13,7 @@ from blink.kernels.gpu.host_blocks import copy_listed
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.token_table import let_gpu_read
-from blink.region.layout import STATE, struct_dtype
+from blink.region.layout import STATE, field_offset, struct_dtype
 
 _FIELDS = struct_dtype("HostCopy").itemsize // 4
 
@@ -36,9 +36,10 @@ class GpuHostBlocks:
         """
         self._pairs = list[_Pair]()
         for group in model.spec.cache_layout.groups:
-            memory = torch.zeros(group.shape(num_blocks, block_size), dtype=model.kv_dtype)
-            let_gpu_read(memory, "lower --kv-offloading-size")
-            self._pairs.append(_Pair(_whole(cache, group.layers), _as_words(memory)))
+            host = _as_words(torch.zeros(group.shape(num_blocks, block_size), dtype=model.kv_dtype))
+            let_gpu_read(host, "lower --kv-offloading-size")  # as long as this view is there
+            own = cache[group.layers[0]].view_group(len(group.layers))
+            self._pairs.append(_Pair(_as_words(own), host))
         self._copies = state.array("host.copies", torch.int32).view(-1, _FIELDS)
         self._bounds = bounds_of(state)
 
@@ -50,18 +51,10 @@ class GpuHostBlocks:
 
 def bounds_of(state: DeviceArrays) -> Tensor:
     """Return HostTier's copies_first and copies_end, as the scheduler writes them before each launch: int32 [2]."""
-    host, at, *_ = STATE.fields["host"]
-    fields = host.fields
-    first = at + fields["copies_first"][1]
-    assert fields["copies_end"][1] == fields["copies_first"][1] + 4
+    host = field_offset(STATE, "host")
+    first, end = (host + field_offset(STATE["host"], name) for name in ("copies_first", "copies_end"))
+    assert end == first + 4
     return state.memory[first : first + 8].view(torch.int32)
-
-
-def _whole(cache: KvCache, layers: tuple[int, ...]) -> Tensor:
-    """Return the memory of the layers of a group, of which each layer's cells are a part."""
-    cells = cache[layers[0]].cells
-    assert cells.storage_offset() == 0
-    return _as_words(torch.as_strided(cells, (len(layers), *cells.shape), (cells.numel(), *cells.stride())))
 
 
 def _as_words(memory: Tensor) -> Tensor:

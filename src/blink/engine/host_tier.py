@@ -23,12 +23,8 @@ _COPY = struct_dtype("HostCopy")
 _LEAST_COPIES = 256
 
 
-def host_sizes(
-    config: EngineConfig, shape: CacheShape, size: CacheSize, *, is_pooling: bool, on_gpu: bool
-) -> dict[str, int]:
+def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, model: Decoder) -> dict[str, int]:
     """Return the fields of a geometry for blocks in host memory; none where no option asks for them.
-
-    on_gpu: whether the KV cache itself takes none of that memory.
 
     Raises:
         ConfigError: this engine has none, or the memory is not there.
@@ -36,9 +32,11 @@ def host_sizes(
     wanted = config.kv_offload.host_bytes(shape.count_bytes(size))
     if wanted == 0:
         return {}
-    _refuse(config, shape, is_pooling=is_pooling)
+    _refuse(config, shape, is_pooling=model.spec.pooling is not None)
     block_bytes, _ = shape.block_bytes
-    count, free = wanted // block_bytes, read_available_memory() - (0 if on_gpu else shape.count_bytes(size))
+    count, free = wanted // block_bytes, read_available_memory()
+    if model.device.type == "cpu":  # the KV cache is to be there too
+        free -= shape.count_bytes(size)
     if count < 1:
         raise ConfigError(f"--kv-offloading-size: {wanted} bytes hold no block, which takes {block_bytes}")
     if wanted > free:
