@@ -10,7 +10,6 @@ docs/pause.md has the endpoints by which a trainer does the same with a server.
 from __future__ import annotations
 
 import sys
-from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -43,14 +42,13 @@ def main(folder: str, rounds: int) -> None:
     policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
     options = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True}
-    with LLM(folder, **options) as llm, TemporaryDirectory() as checkpoint:
+    with LLM(folder, **options) as llm:
         for number in range(rounds):
             (output,) = llm.generate([{"prompt_token_ids": PROMPT}], SAMPLING, use_tqdm=False)
             answers = torch.tensor([list(one.token_ids) for one in output.outputs])
             print(f"round {number}: mean reward {reward(answers).mean():.2f}", flush=True)
             train(policy, optimizer, answers)
-            policy.save_pretrained(checkpoint)
-            llm.update_weights_from_disk(checkpoint)
+            llm.update_weights_from_tensor(policy.state_dict())
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from tiny_model import write_tiny_model
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
 
-def run_example(name: str, *arguments: str, url: str = "") -> str:
+def run_example(name: str, *arguments: str, url: str = "", **variables: str) -> str:
     """Run an example to its end and return what it printed."""
-    environment = {**os.environ, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
+    environment = {**os.environ, **variables, "OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
     command = [sys.executable, FOLDER / name, *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -153,6 +153,31 @@ def test_rag_cache_salt(tiny_server: Frontend) -> None:
     cached = [int(number) for number in re.findall(r"(\d+) of \d+ prompt tokens were cached", printed)]
     assert cached[0] == cached[2] == 0, "a salt of its own finds nothing of others"
     assert cached[1] == cached[3] > 200
+
+
+def test_kv_events(tmp_path: Path) -> None:
+    need("zmq", "the extra 'kv-events' is not installed")
+    save_model("llama-3.1", tmp_path)
+    ports = free_port(), free_port()
+    settings = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"tcp://*:{ports[0]}",
+        "replay_endpoint": f"tcp://*:{ports[1]}",
+    }
+    model = (str(tmp_path), "--skip-tokenizer-init")
+    with run_engine(*model, f"--kv-events-config={json.dumps(settings)}") as engine:
+        frontend = start_frontend(engine.region, *model)
+        endpoints = {"KV_EVENTS": f"tcp://127.0.0.1:{ports[0]}", "KV_REPLAY": f"tcp://127.0.0.1:{ports[1]}"}
+        printed = run_example("kv_events.py", url=frontend.url, **endpoints)
+        stop(frontend.process)
+    found = [(int(a), int(b)) for a, b in re.findall(r"predicted (\d+) cached, found (\d+)", printed)]
+    assert found == [(0, 0), (64, 64), (48, 48), (0, 0)]
+
+
+def test_kv_offload() -> None:
+    printed = run_example("kv_offload.py")
+    cached = [int(number) for number in re.findall(r"(\d+) prompt tokens were cached", printed)]
+    assert cached[1] > 1000 > cached[0] and "the answers are equal" in printed
 
 
 def test_langchain_app(tiny_server: Frontend) -> None:

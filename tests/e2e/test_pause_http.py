@@ -12,8 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
+from blink.offline.tensors import stream_tensors
 from model_families import change_weights, save_model
+from ports import free_port
 from processes import run_engine, start_frontend, stop, wait_for
+from weight_trainer import describe_weights, list_weights, start_trainer
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 _SIZES = ("--max-num-seqs=4", "--num-gpu-blocks-override=100", "--dtype=float32", "--max-num-batched-tokens=64")
@@ -31,6 +34,11 @@ class Server:
     def post(self, path: str, **body: Any) -> Any:
         answer = self._http.post(path, json=body or None).raise_for_status()
         return answer.json() if answer.content else None
+
+    def stream(self, tensors: Iterator[bytes]) -> None:
+        """Send a stream of tensors, in chunks."""
+        headers = {"Content-Type": "application/octet-stream"}
+        self._http.post("/update_weights_from_tensor", content=tensors, headers=headers).raise_for_status()
 
     def status(self, path: str, **body: Any) -> int:
         return self._http.post(path, json=body or None).status_code
@@ -144,6 +152,63 @@ def test_a_sleeping_server_holds_requests_and_wakes_up_as_it_was(server: Server,
     server.post("/wake_up?tags=kv_cache")
     assert late.result(60)["token_ids"] == before
     assert server.get("/is_sleeping") == {"is_sleeping": False}
+
+
+def test_a_stream_of_tensors_gives_a_server_their_weights(server: Server, folders: tuple[Path, Path]) -> None:
+    before = server.complete(20)["token_ids"]
+    first, second = (list_weights(folder) for folder in folders)
+    server.stream(stream_tensors(second))
+    assert server.complete(20)["token_ids"] == _tokens_of(server, folders[1])
+    server.post("/begin_weight_update")
+    pairs = [*first.items()]
+    for part in (pairs[:4], pairs[4:]):
+        server.stream(stream_tensors(part))
+    assert server.get("/is_paused") == {"is_paused": False}
+    server.post("/end_weight_update", flush_cache=True)
+    assert server.complete(20)["token_ids"] == before
+
+
+def test_a_trainer_that_goes_while_it_sends_leaves_the_weights_whole(
+    server: Server, folders: tuple[Path, Path]
+) -> None:
+    before = server.complete(20)["token_ids"]
+    server.post("/pause_generation", mode="retract")
+
+    def broken() -> Iterator[bytes]:
+        whole = b"".join(stream_tensors(list_weights(folders[1])))
+        yield whole[: len(whole) // 2]
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        server.stream(broken())
+    server.post("/continue_generation")
+    assert server.complete(20)["token_ids"] == before
+
+
+def test_vllms_calls_take_what_a_trainer_broadcasts(server: Server, folders: tuple[Path, Path]) -> None:
+    before, port, told = server.complete(20)["token_ids"], free_port(), describe_weights(folders[1])
+    trainer = start_trainer(folders[1], port)
+    try:
+        server.get("/get_world_size")
+        place = {"master_address": "127.0.0.1", "master_port": port, "rank_offset": 1, "world_size": 2}
+        server.post("/init_weight_transfer_engine", init_info=place)
+        server.post("/start_weight_update")
+        info = {"names": told["names"], "dtype_names": told["dtypes"], "shapes": told["shapes"]}
+        server.post("/update_weights", update_info=info)
+        assert server.complete(20)["token_ids"] == before
+        server.post("/finish_weight_update")
+        assert trainer.wait(60) == 0
+    finally:
+        trainer.kill()
+    assert server.complete(20)["token_ids"] == _tokens_of(server, folders[1])
+    server.post("/update_weights_from_disk", model_path=str(folders[0]))
+    assert server.complete(20)["token_ids"] == before
+
+
+def _tokens_of(server: Server, folder: Path) -> list[int]:
+    """Return the tokens of a model's weights as they are read from disk."""
+    server.post("/update_weights_from_disk", model_path=str(folder))
+    return server.complete(20)["token_ids"]
 
 
 def test_an_update_that_does_not_fit_changes_nothing(server: Server, folders: tuple[Path, Path]) -> None:

@@ -642,6 +642,18 @@ def _admin() -> Iterator[Case]:
     for body in ({"model_path": "/nowhere"}, {"model_path": ""}, {}):
         for server in ("plain", "admin", "away admin"):
             yield _post(server, "/update_weights_from_disk", body, headers=master)
+    stream = {**master, "Content-Type": "application/octet-stream"}
+    for server in ("plain", "admin", "away admin"):
+        yield _post(server, "/update_weights_from_tensor", "stream", headers=stream)
+        yield _post(server, "/update_weights_from_tensor", {"serialized_named_tensors": []}, headers=master)
+        yield _post(server, "/update_weights", {"update_info": {"names": []}}, headers=master)
+        yield _post(server, "/init_weights_update_group", {"backend": "nccl"}, headers=master)
+        yield Case(server, "GET", "/get_world_size", headers=master)
+        for path in (
+            *("/begin_weight_update", "/end_weight_update", "/start_weight_update", "/finish_weight_update"),
+            *("/destroy_weights_update_group", "/init_weight_transfer_engine", "/update_weights_from_distributed"),
+        ):
+            yield _post(server, path, {}, headers=master)
     for body in ({"mode": "retract"}, {"mode": "wait"}, "[]"):
         yield _post("admin", "/pause_generation", body, headers=master)
     yield _post("admin", "/v1/unload_lora_adapter", {"lora_name": "a"}, headers={"x-api-key": "secret"})

@@ -11,6 +11,7 @@ TESTS = tuple(
         "delta_rule_gpu",
         "gguf_experts",
         "gguf_matmul",
+        "host_blocks",
         "latent_gpu",
         "layer_inputs",
         "lora_update",

@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from blink.api.admin.rights import ADMIN_PATHS
+from blink.api.admin.tensor_schema import list_tensors
 from blink.config import FrontendConfig
+from blink.errors import BadRequestError
 from blink.region.layout import Absent, Drop, PauseMode
 from blink.text.assets import load_assets
 from fake_engine import FakeServer
@@ -39,11 +41,35 @@ def open_server(config: FrontendConfig, folders: pytest.TempPathFactory) -> Iter
     server.close()
 
 
+PLACE = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2}
+TENSORS = {"names": ["a"], "shapes": [[1]]}
+# Sound bodies of what changes the engine's model.
+BODIES: dict[str, Any] = {
+    "/sleep": {},
+    "/wake_up": {},
+    "/update_weights_from_disk": {"model_path": "/nowhere"},
+    "/update_weights_from_tensor": b"stream",
+    "/init_weights_update_group": {**PLACE, "backend": "gloo"},
+    "/destroy_weights_update_group": {},
+    "/update_weights_from_distributed": {**TENSORS, "dtypes": ["float32"]},
+    "/begin_weight_update": {},
+    "/end_weight_update": {},
+    "/init_weight_transfer_engine": {"init_info": PLACE},
+    "/start_weight_update": {},
+    "/update_weights": {"update_info": {**TENSORS, "dtype_names": ["float32"]}},
+    "/finish_weight_update": {},
+}
+
+
 def ask(server: FakeServer, path: str, **options: Any) -> httpx.Response:
     """Send a sound request to a path that changes the server, or tells how it is."""
-    if path == "/update_weights_from_disk":
-        options["json"] = {"model_path": "/nowhere"}
-    return server.send("GET" if path.startswith("/is_") else "POST", path, **options)
+    body = BODIES.get(path)
+    if isinstance(body, bytes):
+        options["content"] = body
+        options["headers"] = {**options.get("headers", {}), "Content-Type": "application/octet-stream"}
+    elif body:
+        options["json"] = body
+    return server.send("GET" if path.startswith(("/is_", "/get_")) else "POST", path, **options)
 
 
 @pytest.mark.parametrize("path", ADMIN_PATHS)
@@ -52,7 +78,7 @@ def test_only_an_admin_key_opens_what_changes_the_server(server: FakeServer, pat
     assert ask(server, path).status_code == 401
     assert server.engine.paused == []
     # The fake engine takes no orders about its model.
-    changes_model = path in ("/sleep", "/wake_up", "/update_weights_from_disk")
+    changes_model = path in BODIES or path == "/get_world_size"
     assert ask(server, path, **MASTER).status_code == (400 if changes_model else 200)
 
 
@@ -134,8 +160,35 @@ def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch
     assert response.status_code == 503 and "resumed" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/sleep", "/wake_up", "/update_weights_from_disk"])
+@pytest.mark.parametrize("path", BODIES)
 def test_an_engine_that_takes_no_orders_about_its_model_is_not_paused_for_them(server: FakeServer, path: str) -> None:
     response = ask(server, path, **MASTER)
     assert "only one on a CPU does" in response.json()["error"]["message"]
     assert server.engine.paused == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]}, "pickles"),
+        ("/init_weights_update_group", {**PLACE, "backend": "nccl"}, "backend"),
+        ("/init_weights_update_group", {**PLACE, "backend": "gloo", "rank_offset": 0}, "rank_offset"),
+        ("/update_weights", {"update_info": {**TENSORS, "dtype_names": ["float32"], "packed": True}}, "packed"),
+        ("/update_weights", {"update_info": {**TENSORS, "dtype_names": ["x"], "ipc_handles_pickled": "gASV"}}, "ipc"),
+        ("/start_weight_update", {"is_checkpoint_format": False}, "is_checkpoint_format"),
+        ("/update_weights_from_ipc", {"zmq_handles": {}}, "pickles"),
+    ],
+)
+def test_what_a_trainer_asks_and_is_not_here_is_refused_by_name(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], named: str
+) -> None:
+    monkeypatch.setattr("blink.api.admin.model_routes.check_obeys", lambda _: None)
+    response = server.send("POST", path, json=body, **MASTER)
+    assert response.status_code in (400, 404) and named in response.text
+    assert server.engine.paused == []
+
+
+@pytest.mark.parametrize(("types", "shapes"), [(["float32", "float32"], [[1]]), (["float32"], []), (["x"], [[1]])])
+def test_lists_of_tensors_that_do_not_agree_are_refused(types: list[str], shapes: list[list[int]]) -> None:
+    with pytest.raises(BadRequestError):
+        list_tensors(["a"], types, shapes)

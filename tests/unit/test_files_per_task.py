@@ -143,13 +143,17 @@ BUILT = [
         10,
         (
             "api/admin/model_routes.py",
+            "api/admin/pause_routes.py",
+            "api/admin/routes.py",
+            "api/admin/tensor_routes.py",
             "csrc/scheduler/pause.h",
             "csrc/scheduler/pause_begin.h",
             "engine/model_control.py",
+            "engine/tensor_updates.py",
             "link/pause.py",
             "offline/controls.py",
         ),
-        beyond=3,  # its words are in each layer of region and link
+        beyond=1,  # its words are in each layer of region and link
         since=("offline/async_controls.py",),
     ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),

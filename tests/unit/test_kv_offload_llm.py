@@ -15,6 +15,7 @@ from blink.config import EngineConfig
 from blink.engine.boot import create_engine
 from blink.engine.host_tier import runs_of
 from blink.errors import ConfigError
+from blink.kernels.layer_cache import LayerCache
 from blink.kv_offload import OffloadConfig, read_transfer
 from model_families import save_model
 
@@ -153,3 +154,9 @@ def test_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="a GPU's KV cache keeps no blocks in host memory yet"):
         create_engine(EngineConfig(device="cuda", kv_offload=OffloadConfig(kv_offloading_size=1)))
+
+
+def test_the_layers_of_a_group_are_seen_as_one_memory() -> None:
+    memory = torch.randn(3, 2, 5, 16, 2, 8, dtype=torch.bfloat16)
+    whole = LayerCache(memory[0]).view_group(3)
+    assert torch.equal(whole, memory) and whole.data_ptr() == memory.data_ptr() and whole.is_contiguous()

@@ -16,8 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from blink import __version__
-from blink.api.admin.model_routes import model_routes
-from blink.api.admin.pause_routes import pause_routes
+from blink.api.admin.routes import admin_routes
 from blink.api.endpoint import Endpoint
 from blink.api.endpoints import ENDPOINTS, error_writer_of
 from blink.api.http.bodies import check_content_type
@@ -54,8 +53,7 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     app.include_router(stored_response_routes(service.store_limits))
     app.include_router(_model_routes(service))
     app.include_router(lora_routes(service))
-    app.include_router(pause_routes(service))
-    app.include_router(model_routes(service))
+    app.include_router(admin_routes(service))
     app.include_router(_endpoint_routes(service, generate=False))
     app.include_router(ollama_routes(service))
     app.include_router(llama_cpp_routes(service))

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from blink.api.admin.rights import ADMIN_OR_KEY_PATHS, ADMIN_PATHS, admin_keys
+from blink.api.admin.rights import ADMIN_OR_KEY_PATHS, ADMIN_PATHS, STREAM_PATHS, admin_keys
 from blink.api.endpoints import error_writer_of, guarded_paths
 from blink.api.http.http1 import ConnectionLimits, limited_protocol
 from blink.api.http.middleware import ApiKeyGuard, BodyLimit, HostGuard, Keys, RequestIds
@@ -147,7 +147,8 @@ def _clients_of(config: FrontendConfig) -> list[EngineClient]:
 
 def add_middleware(app: ASGIApp, config: FrontendConfig) -> ASGIApp:
     """Return the application behind what all requests pass, the outermost last."""
-    app = BodyLimit(app, max_bytes=config.max_body_bytes, writer_of=error_writer_of)
+    # Whoever may not stream is refused before: by the guard of keys, or as the server has no key for it.
+    app = BodyLimit(app, config.max_body_bytes, error_writer_of, free=STREAM_PATHS)
     keys = Keys(
         [key for key in (*config.api_key, *map(os.environ.get, KEY_VARIABLES)) if key],
         guarded_paths(),

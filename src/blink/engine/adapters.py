@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 
 from blink.adapters.memory import AdapterMemory
@@ -45,4 +44,4 @@ def open_sockets(config: EngineConfig, region: Region, runner: Runner) -> list[E
     if runner.adapters is None:
         return []
     memory = AdapterMemory(region, runner.model, config.lora, runner.adapters)
-    return [EngineSocket(config.region, SOCKET, functools.partial(answer_adapters, memory))]
+    return [EngineSocket(config.region, SOCKET, lambda question, _: answer_adapters(memory, question))]

@@ -95,7 +95,7 @@ class Engine(ABC):
             num_snapshots=self._num_snapshots,
             windows=self._cache_shape.window_sizes(size),
             others=pooling_sizes(spec.pooling, spec.hidden_size)
-            | host_sizes(config, self._cache_shape, size, is_pooling=spec.pooling is not None)
+            | host_sizes(config, self._cache_shape, size, self._model)
             | {"patient_steps": self.patient_steps},
             captures_adapters=self.captures_adapters and config.lora.enable_lora,
         )

@@ -16,6 +16,7 @@ from blink.config import FITTING_RANKS, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
 from blink.engine.determinism import is_deterministic
+from blink.engine.host_tier import HAS_RUN_ON_GPU
 from blink.engine.rank_fit import choose_size, measure_model
 from blink.errors import ConfigError
 
@@ -106,7 +107,7 @@ def _check_offload(config: EngineConfig) -> None:
     """Refuse blocks in host memory where nothing copies them."""
     if not config.kv_offload.is_on:
         return
-    if config.device != "cpu" and torch.cuda.is_available():
+    if config.device != "cpu" and torch.cuda.is_available() and not HAS_RUN_ON_GPU:
         raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
     if config.tensor_parallel_size > 1:
         raise ConfigError("--kv-offloading-size does not go with --tensor-parallel-size yet: leave one of the two out")

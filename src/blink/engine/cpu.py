@@ -6,8 +6,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -155,13 +156,13 @@ class CpuEngine(Engine):
             self._region.remove()
             raise
 
-    def open_weights(self, config: ModelConfig) -> ModelSource:
-        """Open weights of the same model.
+    def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
+        """Open weights of the same model; newer: files with tensors that stand for some of them.
 
         Raises:
             ConfigError: they do not fit it, or are not there.
         """
-        source = open_model(config, self._model.device, self._model.dtype)
+        source = open_model(config, self._model.device, self._model.dtype, newer)
         if source.spec != replace(self._model.spec, drafter=None):
             raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
         return source
@@ -229,6 +230,7 @@ class CpuEngine(Engine):
 
     def _end(self) -> None:
         lib.blink_loop_stop(self._loop)
+        self._control.close()
         self._end_followers()
 
     def _compute(self, kind: int) -> int:

@@ -25,6 +25,7 @@ from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
+from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -65,12 +66,24 @@ class GpuEngine(Engine):
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
+        self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         self._capture()
         capture_copies(self._scheduler, self._runner.adapters, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
+
+    def _allocate_host(self) -> GpuHostBlocks | None:
+        """Allocate blocks in host memory, if there are to be such."""
+        count = int(self._geometry["num_host_blocks"])
+        if not count:
+            return None
+        return GpuHostBlocks(self._model, self._state, self._kv_cache, count, self._config.block_size)
+
+    def _begin_step(self) -> None:
+        if self._host is not None:
+            self._host.enqueue()
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         check_on_gpu(
@@ -213,12 +226,14 @@ class GpuEngine(Engine):
                 self._group.capture_segments(index, size, layers)
 
     def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
+        self._begin_step()
         super()._run_step(size, scoring=scoring)
         self._end_step(StepKind.WHOLE)
 
     def _run_segment(
         self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
     ) -> Stream | None:
+        self._begin_step()
         left = super()._run_segment(size, segment, num_segments, before)
         self._end_step(StepKind.SEGMENTED)
         return left

@@ -18,11 +18,12 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.region.layout import struct_dtype
 
+HAS_RUN_ON_GPU = False  # until tests/gpu/test_host_tier_gpu.py has passed there; it sets this by itself
 _COPY = struct_dtype("HostCopy")
 _LEAST_COPIES = 256
 
 
-def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, *, is_pooling: bool) -> dict[str, int]:
+def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, model: Decoder) -> dict[str, int]:
     """Return the fields of a geometry for blocks in host memory; none where no option asks for them.
 
     Raises:
@@ -31,9 +32,11 @@ def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, *, is_p
     wanted = config.kv_offload.host_bytes(shape.count_bytes(size))
     if wanted == 0:
         return {}
-    _refuse(config, shape, is_pooling=is_pooling)
+    _refuse(config, shape, is_pooling=model.spec.pooling is not None)
     block_bytes, _ = shape.block_bytes
-    count, free = wanted // block_bytes, read_available_memory() - shape.count_bytes(size)
+    count, free = wanted // block_bytes, read_available_memory()
+    if model.device.type == "cpu":  # the KV cache is to be there too
+        free -= shape.count_bytes(size)
     if count < 1:
         raise ConfigError(f"--kv-offloading-size: {wanted} bytes hold no block, which takes {block_bytes}")
     if wanted > free:

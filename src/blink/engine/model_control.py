@@ -11,11 +11,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from io import BufferedIOBase
+from pathlib import Path
 from typing import Any, Protocol
 
 from blink.config import ModelConfig
 from blink.engine.hold import Hold
+from blink.engine.tensor_updates import TensorUpdates
 from blink.errors import BadRequestError, BlinkError, ConfigError
 from blink.link.model_orders import check_level, check_tags
 from blink.models.weights.loader import ModelSource
@@ -31,8 +34,8 @@ _BITS = {"weights": _WEIGHTS, "kv_cache": Absent.KV_CACHE}
 class ChangeableModel(Protocol):
     """An engine's model, as its memory is freed and filled; for the engine's own thread."""
 
-    def open_weights(self, config: ModelConfig) -> ModelSource:
-        """Open weights of the same model; ConfigError: they do not fit it, or are not there."""
+    def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
+        """Open weights of the same model; newer: files that stand for some; ConfigError: they do not fit."""
         ...
 
     def load_weights(self, source: ModelSource) -> None:
@@ -52,12 +55,21 @@ class ChangeableModel(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Where weights are: files of a configuration, and tensors that stand for some of them."""
+
+    config: ModelConfig
+    newer: tuple[Path, ...] = ()
+
+
 class ModelControl:
     """Changes an engine's model."""
 
     def __init__(self, region: Region, model: ChangeableModel, config: ModelConfig) -> None:
         """config: of the weights that are loaded."""
-        self._hold, self._model, self._config = Hold(region), model, config
+        self._hold, self._model, self._weights = Hold(region), model, _Weights(config)
+        self._tensors = TensorUpdates()
         self._has_weights = True
         self._turn = threading.Lock()
         self._jobs = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]()
@@ -78,22 +90,29 @@ class ModelControl:
             else:
                 done.set_result(None)
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, question: dict[str, Any], rest: BufferedIOBase) -> dict[str, Any]:
         """Do what a frontend asks (link/model_orders.py); on any thread but the engine's own.
+
+        rest: the stream of tensors that follows, if one does.
 
         Raises:
             BadRequestError: it cannot be done.
             EngineUnavailableError: the scheduler does not run.
         """
+        orders: dict[str, Callable[..., None]] = {
+            "sleep": self.sleep,
+            "wake_up": self.wake_up,
+            "update": self.update,
+            "join": self._tensors.join,
+            "leave": self._tensors.leave,
+            "begin": self._tensors.begin,
+            "receive": lambda: self._tensors.receive(self._weights.config.model, rest),
+            "broadcast": lambda **asked: self._tensors.broadcast(self._weights.config.model, **asked),
+            "commit": self.commit,
+        }
         with self._turn:
-            if "sleep" in question:
-                self.sleep(question["sleep"])
-            elif "wake_up" in question:
-                self.wake_up(question["wake_up"])
-            else:
-                drop = Drop.PREFIX_CACHE if question["clears_cache"] else Drop.NOTHING
-                self.update(question["update"], question["load_format"], drop)
-        return {"awake": not self._hold.absent}
+            orders[question["order"]](**question["values"])
+            return {"awake": not self._hold.absent, "is_open": self._tensors.is_open}
 
     def sleep(self, level: int) -> None:
         """Free the KV cache, at level 2 the weights too; sequences are to compute their KV anew."""
@@ -115,28 +134,51 @@ class ModelControl:
             if tag == "kv_cache":
                 self._run(self._model.fill_kv_cache)
             elif not self._has_weights:
-                self._load(self._config)
+                self._load(self._weights)
             self._hold.absent &= ~_BITS[tag]
         self._go_on()
 
-    def update(self, path: str, load_format: str, drop: Drop) -> None:
+    def update(self, path: str, load_format: str, clears_cache: bool) -> None:
         """Take other weights of the same model; until they are there as a whole, the weights are undefined."""
-        config = replace(self._config, model=path, load_format=load_format or self._config.load_format)
-        self._hold.begin(drop)
-        try:
-            self._load(config)
-            self._hold.absent &= ~(Absent.UNDEFINED | _WEIGHTS)
-            self._config = config
-        finally:
-            self._go_on()
+        config = self._weights.config
+        config = replace(config, model=path, load_format=load_format or config.load_format)
+        self._change(_Weights(config), clears_cache=clears_cache)
+        self._tensors.close()
         logger.info("the weights are those of %s", path)
 
-    def _load(self, config: ModelConfig) -> None:
-        self._run(lambda: self._replace_weights(config))
+    def commit(self, clears_cache: bool) -> None:
+        """Take the tensors that have come over those of the model's files."""
+        self._tensors.end()
+        config = replace(self._weights.config, load_format="safetensors")
+        try:
+            self._change(_Weights(config, self._tensors.files), clears_cache=clears_cache)
+        except BaseException:
+            self._tensors.drop()
+            raise
+        self._tensors.commit()
+        self._weights = _Weights(config, self._tensors.files)
+        logger.info("the weights are those that tensors have brought")
+
+    def close(self) -> None:
+        """Remove what tensors have brought."""
+        self._tensors.close()
+
+    def _change(self, weights: _Weights, *, clears_cache: bool) -> None:
+        self._hold.begin(Drop.PREFIX_CACHE if clears_cache else Drop.NOTHING)
+        try:
+            self._load(weights)
+            self._hold.absent &= ~(Absent.UNDEFINED | _WEIGHTS)
+            self._weights = weights
+        finally:
+            self._go_on()
+
+    def _load(self, weights: _Weights) -> None:
+        self._run(lambda: self._replace_weights(weights))
         self._has_weights = True
 
-    def _replace_weights(self, config: ModelConfig) -> None:
-        source = self._model.open_weights(config)  # refuses what does not fit before anything is lost
+    def _replace_weights(self, weights: _Weights) -> None:
+        # Refuses what does not fit before anything is lost.
+        source = self._model.open_weights(weights.config, weights.newer)
         self._hold.absent |= Absent.UNDEFINED
         self._has_weights = False
         self._model.load_weights(source)

@@ -25,6 +25,12 @@ class LayerCache:
         self.values_offset = cells.stride(0)  # how many numbers behind a key its value lies
         self.dtype, self.device = cells.dtype, cells.device
 
+    def view_group(self, num_layers: int) -> Tensor:
+        """Return the cells of all layers of a group, of which this is the first: [num_layers, ...], one memory."""
+        cells = self.cells
+        assert cells.storage_offset() == 0
+        return cells.as_strided((num_layers, *cells.shape), (cells.numel(), *cells.stride()))
+
 
 class StateCache:
     """The slots of a recurrent layer."""

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Orders to an engine's host process about its model: to sleep, to wake up, to take other weights."""
+"""Orders to an engine's host process about its model: to sleep, to wake up, to take other weights.
+
+Weights come from files, or tensor by tensor: in parts that are kept aside, and then are loaded as one update.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import AsyncIterable, Iterable, Sequence
+from typing import Any, Final
 
 from blink.errors import BadRequestError
-from blink.region.engine_socket import ask_engine, socket_path
+from blink.region.engine_socket import ask_engine, socket_path, stream_to_engine
 
 SOCKET: Final = "model"
 TAGS: Final = ("weights", "kv_cache")
 LEVELS: Final = (1, 2)
+_RECEIVE: Final = {"order": "receive", "values": {}}
 _SECONDS = 3600.0  # weights of any size are read within them
 
 
@@ -56,7 +60,7 @@ def ask_sleep(region: str, level: int) -> None:
         BadRequestError: this engine cannot.
         EngineUnavailableError: no engine answers.
     """
-    ask_engine(region, SOCKET, {"sleep": level}, _SECONDS)
+    _order(region, "sleep", level=level)
 
 
 def ask_wake_up(region: str, tags: Sequence[str]) -> bool:
@@ -66,7 +70,7 @@ def ask_wake_up(region: str, tags: Sequence[str]) -> bool:
         BadRequestError: there is no memory, or the weights cannot be read again.
         EngineUnavailableError: no engine answers.
     """
-    return bool(ask_engine(region, SOCKET, {"wake_up": list(tags)}, _SECONDS)["awake"])
+    return bool(_order(region, "wake_up", tags=list(tags))["awake"])
 
 
 def ask_update(region: str, path: str, load_format: str, *, clears_cache: bool) -> None:
@@ -77,5 +81,78 @@ def ask_update(region: str, path: str, load_format: str, *, clears_cache: bool) 
             are undefined.
         EngineUnavailableError: no engine answers.
     """
-    question = {"update": path, "load_format": load_format, "clears_cache": clears_cache}
-    ask_engine(region, SOCKET, question, _SECONDS)
+    _order(region, "update", path=path, load_format=load_format, clears_cache=clears_cache)
+
+
+def ask_begin(region: str) -> None:
+    """Let the tensors that come be parts of one update, until ask_commit().
+
+    Raises:
+        EngineUnavailableError: no engine answers.
+    """
+    _order(region, "begin")
+
+
+def ask_commit(region: str, *, clears_cache: bool) -> None:
+    """Let an engine load the tensors that have come.
+
+    Raises:
+        BadRequestError: none have, and the weights are as they were; or loading failed, and they are undefined.
+        EngineUnavailableError: no engine answers.
+    """
+    _order(region, "commit", clears_cache=clears_cache)
+
+
+def ask_join(region: str, name: str, address: str, port: int, rank: int, size: int) -> None:
+    """Let an engine join the group of processes in which a trainer broadcasts; returns when all ranks have.
+
+    Raises:
+        BadRequestError: it cannot be joined.
+        EngineUnavailableError: no engine answers.
+    """
+    _order(region, "join", name=name, address=address, port=port, rank=rank, size=size)
+
+
+def ask_leave(region: str, name: str) -> None:
+    """Let an engine leave a group.
+
+    Raises:
+        EngineUnavailableError: no engine answers.
+    """
+    _order(region, "leave", name=name)
+
+
+def ask_broadcast(region: str, group: str, tensors: Sequence[tuple[str, str, Sequence[int]]]) -> bool:
+    """Let an engine take tensors that rank 0 of a group broadcasts; return whether further parts are to come.
+
+    tensors: name, type as safetensors calls it, and shape of each, in the order in which they come.
+
+    Raises:
+        BadRequestError: they do not fit the model, or do not come; nothing of them is kept.
+        EngineUnavailableError: no engine answers.
+    """
+    return bool(_order(region, "broadcast", group=group, tensors=tensors)["is_open"])
+
+
+def send_tensors(region: str, parts: Iterable[bytes]) -> bool:
+    """Send an engine a stream of safetensors; return whether further parts of the update are to come.
+
+    Raises:
+        BadRequestError: it is malformed, does not fit the model, or ends early; nothing of it is kept.
+        EngineUnavailableError: no engine answers.
+    """
+    return bool(ask_engine(region, SOCKET, _RECEIVE, _SECONDS, parts)["is_open"])
+
+
+async def pass_tensors(region: str, parts: AsyncIterable[bytes]) -> bool:
+    """Do what send_tensors() does with parts that come on an event loop.
+
+    Raises:
+        BadRequestError: as there.
+        EngineUnavailableError: no engine answers.
+    """
+    return bool((await stream_to_engine(region, SOCKET, _RECEIVE, _SECONDS, parts))["is_open"])
+
+
+def _order(region: str, order: str, **values: Any) -> dict[str, Any]:
+    return ask_engine(region, SOCKET, {"order": order, "values": values}, _SECONDS)

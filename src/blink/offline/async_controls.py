@@ -5,13 +5,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from blink.link.client import RegionInfo
-from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
+from blink.link.model_orders import (
+    ask_commit,
+    ask_sleep,
+    ask_update,
+    ask_wake_up,
+    check_level,
+    check_obeys,
+    check_tags,
+    send_tensors,
+)
 from blink.link.pause import Pause, Resume, check_mode
 from blink.offline.controls import call_of_workers, is_asleep
 from blink.offline.local_engine import LocalEngine
+from blink.offline.tensors import NamedTensors, stream_tensors
 
 _LOOK_SECONDS = 0.002
 
@@ -91,11 +102,21 @@ class AsyncControls:
         An engine that is not paused is so for the update, once the requests that run have ended.
         """
         check_obeys(self._region)
+        await self._replace_weights(partial(ask_update, self._region, model_path, load_format), flush_cache)
+
+    async def update_weights_from_tensor(self, named_tensors: NamedTensors, *, flush_cache: bool = True) -> None:
+        """Take tensors in the place of the model's, as LLM.update_weights_from_tensor() does; paused as above."""
+        check_obeys(self._region)
+        if not await asyncio.to_thread(send_tensors, self._region, stream_tensors(named_tensors)):
+            await self._replace_weights(partial(ask_commit, self._region), flush_cache)
+
+    async def _replace_weights(self, order: Callable[..., None], flush_cache: bool) -> None:
+        """Let the engine take other weights by an order, paused as long as that takes; a paused one stays so."""
         was_paused = await self.is_paused()
         if not was_paused:
             await self.pause_generation(mode="wait", clear_cache=flush_cache)
         try:
-            await asyncio.to_thread(ask_update, self._region, model_path, load_format, clears_cache=flush_cache)
+            await asyncio.to_thread(order, clears_cache=flush_cache)
         finally:
             if not was_paused and not self._engine.client.absent:
                 await self.resume_generation()

@@ -10,9 +10,19 @@ from typing import Any
 
 from blink.errors import BadRequestError
 from blink.link.client import EngineClient, RegionInfo
-from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
+from blink.link.model_orders import (
+    ask_commit,
+    ask_sleep,
+    ask_update,
+    ask_wake_up,
+    check_level,
+    check_obeys,
+    check_tags,
+    send_tensors,
+)
 from blink.link.pause import Pause, Resume, check_mode
 from blink.offline.local_engine import LocalEngine
+from blink.offline.tensors import NamedTensors, stream_tensors
 from blink.region.layout import Absent
 
 _LOOK_SECONDS = 0.001
@@ -95,6 +105,21 @@ class EngineControls:
             self._await_engine()
             check_obeys(self._region)
             ask_update(self._region, model_path, load_format, clears_cache=flush_cache)
+
+    def update_weights_from_tensor(self, named_tensors: NamedTensors, *, flush_cache: bool = True) -> None:
+        """Take tensors in the place of those of the same names in the model's files; others stay as they are.
+
+        Args:
+            named_tensors: tensors of any device by the names of the model's files, or pairs of name and tensor.
+            flush_cache: as update_weights_from_disk() has it.
+        Raises:
+            BadRequestError: a tensor does not fit, and nothing has changed.
+        """
+        with self._turn:
+            self._await_engine()
+            check_obeys(self._region)
+            if not send_tensors(self._region, stream_tensors(named_tensors)):
+                ask_commit(self._region, clears_cache=flush_cache)
 
     def collective_rpc(
         self,

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions to an engine's host process, off the token path: a line of JSON each way, over a Unix socket.
 
-The socket is for the engine's user alone. Each kind of question has a socket of its own.
+Bytes may follow a question's line, up to the end of what the asker sends. The socket is for the engine's user alone.
+Each kind of question has a socket of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from contextlib import suppress
+from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +25,15 @@ from blink.region.files import region_path
 
 logger = logging.getLogger("blink.engine")
 
-_MAX_LINE = 64 << 10
+_MAX_LINE = 4 << 20  # it may name all tensors of a model
 _READ_SECONDS = 5.0
+_BYTES_SECONDS = 300.0  # within which more of the bytes that follow a question has to come
+_PIECE = 1 << 20
 _ERRORS: dict[str, type[BlinkError]] = {
     error.__name__: error for error in (BadRequestError, OverloadedError, EngineUnavailableError)
 }
 
-Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
+Answer = Callable[[dict[str, Any], BufferedIOBase], Mapping[str, Any]]  # of a question, and the bytes that follow it
 
 
 def socket_path(region: str, kind: str) -> Path:
@@ -36,8 +42,10 @@ def socket_path(region: str, kind: str) -> Path:
     return path.with_name(f"{path.name}~{kind}")
 
 
-def ask_engine(region: str, kind: str, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return the answer to a question; blocks until it is there.
+def ask_engine(
+    region: str, kind: str, question: Mapping[str, Any], seconds: float, parts: Iterable[bytes] = ()
+) -> dict[str, Any]:
+    """Return the answer to a question, which `parts` follow; blocks until it is there.
 
     Raises:
         BadRequestError: the engine refuses.
@@ -48,14 +56,66 @@ def ask_engine(region: str, kind: str, question: Mapping[str, Any], seconds: flo
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(seconds)
             connection.connect(str(socket_path(region, kind)))
-            connection.sendall(json.dumps(question).encode() + b"\n")
+            connection.sendall(_line_of(question))
+            for part in parts:
+                connection.sendall(part)
+            connection.shutdown(socket.SHUT_WR)
             with connection.makefile("rb") as stream:
-                answer = json.loads(stream.readline(_MAX_LINE))
-    except (OSError, ValueError) as error:
-        raise EngineUnavailableError(f"Not available: the engine does not answer about its {kind}.") from error
+                line = stream.readline(_MAX_LINE)
+    except OSError as error:
+        raise _unanswered(kind) from error
+    return _read_answer(kind, line)
+
+
+async def stream_to_engine(
+    region: str, kind: str, question: Mapping[str, Any], seconds: float, parts: AsyncIterable[bytes]
+) -> dict[str, Any]:
+    """Do what ask_engine() does on an event loop: no part is asked for before the engine has room for it.
+
+    An answer that comes before the last part ends the stream.
+    """
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(socket_path(region, kind)), limit=_MAX_LINE)
+    except OSError as error:
+        raise _unanswered(kind) from error
+    answer = asyncio.ensure_future(reader.readline())
+    try:
+        writer.write(_line_of(question))
+        async for part in parts:
+            writer.write(part)
+            await writer.drain()
+            if answer.done():
+                break
+        else:
+            writer.write_eof()
+        line = await asyncio.wait_for(answer, seconds)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise _unanswered(kind) from error
+    finally:
+        answer.cancel()
+        writer.close()
+    return _read_answer(kind, line)
+
+
+def _line_of(question: Mapping[str, Any]) -> bytes:
+    line = json.dumps(question).encode() + b"\n"
+    if len(line) > _MAX_LINE:
+        raise BadRequestError(f"This asks for too much at once: {len(line)} bytes of at most {_MAX_LINE}.")
+    return line
+
+
+def _read_answer(kind: str, line: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+    except ValueError as error:
+        raise _unanswered(kind) from error
     if "error" in answer:
         raise _ERRORS.get(answer["type"], EngineUnavailableError)(answer["error"], answer["param"])
     return answer
+
+
+def _unanswered(kind: str) -> EngineUnavailableError:
+    return EngineUnavailableError(f"Not available: the engine does not answer about its {kind}.")
 
 
 class EngineSocket:
@@ -103,15 +163,20 @@ class _Handler(socketserver.StreamRequestHandler):
     server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def handle(self) -> None:
-        """Answer one question."""
+        """Answer one question; what it leaves of the bytes that follow is read, so that the answer is not lost."""
         try:
-            answer = self.server.answer(json.loads(self.rfile.readline(_MAX_LINE)))
+            question = json.loads(self.rfile.readline(_MAX_LINE))
+            self.connection.settimeout(_BYTES_SECONDS)
+            answer = self.server.answer(question, self.rfile)
         except BlinkError as error:
             answer = _describe(error)
         except Exception as error:
             logger.exception("a question about the engine's %s could not be answered", self.server.kind)
             answer = _describe(BadRequestError(f"The engine's {self.server.kind}: {type(error).__name__}."))
-        self.wfile.write(json.dumps(answer).encode() + b"\n")
+        with suppress(OSError):
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
+            while self.rfile.read(_PIECE):
+                pass
 
 
 def _describe(error: BlinkError) -> dict[str, Any]:

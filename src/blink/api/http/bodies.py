@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Final
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -13,7 +14,7 @@ from blink.api.http.headers import header_of
 from blink.api.http.http1 import writer_of
 from blink.errors import BadRequestError, ClientGoneError, OverloadedError
 
-_JSON = "application/json"
+JSON: Final = "application/json"
 _SMALL_BYTES = 8 << 10  # these do not give way to others
 
 
@@ -78,16 +79,18 @@ def _no_room() -> OverloadedError:
     return OverloadedError("The bodies of requests fill this server's memory for them. Retry later.")
 
 
-def check_content_type(request: Request, allowed_origins: Sequence[str]) -> None:
-    """Refuse what is no JSON, and what a foreign page may send from a browser without asking.
+def check_content_type(request: Request, allowed_origins: Sequence[str], wanted: str = JSON) -> None:
+    """Refuse what is not of the wanted type, and what a foreign page may send from a browser without asking.
+
+    wanted: one that a browser asks for before it sends it elsewhere.
 
     Raises:
         BadRequestError: as in vLLM.
     """
     kind = header_of(request.scope, b"content-type").partition(";")[0].strip().lower()
-    if kind == _JSON or (kind.startswith("application/") and kind.endswith("+json")):
+    if kind == wanted or (wanted == JSON and kind.startswith("application/") and kind.endswith("+json")):
         return
     origin = request.headers.get("origin")
     is_foreign = origin is not None and origin not in allowed_origins and "*" not in allowed_origins
     if kind or is_foreign:
-        raise BadRequestError("Unsupported Media Type: Only 'application/json' is allowed")
+        raise BadRequestError(f"Unsupported Media Type: Only '{wanted}' is allowed")

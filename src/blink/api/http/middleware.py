@@ -95,15 +95,17 @@ def _digest_of(key: str) -> bytes:
 class BodyLimit:
     """Refuse bodies that are too large, before and while they are read."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, writer_of: WriterOf) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, writer_of: WriterOf, free: Sequence[str] = ()) -> None:
+        """free: paths whose bodies are not limited, as nothing holds them."""
         self._app = app
         self._writer_of = writer_of
+        self._free = frozenset(free)
         self._max_bytes = max_bytes
         self._message = f"The request body is larger than {max_bytes} bytes."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with a counting receiver, or answer 413."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in self._free:
             await self._app(scope, receive, send)
             return
         length = header_of(scope, b"content-length")

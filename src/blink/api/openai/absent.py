@@ -14,11 +14,11 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     f"This server hears and speaks nothing: {_TEXT}.": (
         "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
     ),
-    "Not yet: POST /update_weights_from_disk gives an engine other weights.": (
-        "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update",
-        "/update_weights_from_tensor", "/update_weights_from_distributed", "/update_weights_from_ipc",
-        "/init_weights_update_group", "/begin_weight_update", "/end_weight_update", "/get_weights_by_name",
-        "/update_weight_version",
+    "Handles of CUDA IPC come as pickles, which are not read: POST /update_weights_from_tensor takes a stream.": (
+        "/update_weights_from_ipc",
+    ),
+    "Not here: POST /update_weights_from_disk and /update_weights_from_tensor give an engine other weights.": (
+        "/get_weights_by_name", "/update_weight_version",
     ),
     "Not here: /sleep and /wake_up free an engine's memory and take it back.": (
         "/release_memory_occupation", "/resume_memory_occupation",

@@ -227,11 +227,15 @@ class SafetensorsCheckpoint:
 
     stored_rows: GgufCheckpoint | None = None
 
-    def __init__(self, directory: Path, spec: ModelSpec | None = None) -> None:
-        """Open a directory's files; spec: of the model, whose experts are to have the usual names; None: as stored."""
+    def __init__(self, directory: Path, spec: ModelSpec | None = None, newer: Sequence[Path] = ()) -> None:
+        """Open a directory's files.
+
+        spec: of the model, whose experts are to have the usual names; None: as stored. newer: files with tensors that
+        stand for the directory's own.
+        """
         self._directory = directory
         self._names = {} if spec is None else FAMILIES[spec.architecture].tensor_names
-        tensors = open_tensors(directory)
+        tensors = open_tensors(directory, newer)
         drafts = [name for name in tensors if name.startswith(_DRAFT)]
         for name in drafts:
             del tensors[name]

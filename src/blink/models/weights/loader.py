@@ -136,8 +136,12 @@ def _count_block(checkpoint: Checkpoint, spec: ModelSpec) -> int:
     return spec.scaled_columns
 
 
-def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> ModelSource:
+def open_model(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, newer: Sequence[Path] = ()
+) -> ModelSource:
     """Describe the model that the configuration names, and open its files, for weights on `device` in `dtype`.
+
+    newer: safetensors files with tensors that stand for the model's own.
 
     Raises:
         ConfigError: as load_model().
@@ -151,12 +155,13 @@ def open_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         _check_heads(spec)
     table_device = choose_table_device(config.per_layer_embeddings, spec, device, dtype)
     kv_dtype = _choose_kv_dtype(config, device, dtype)
-    checkpoint = _open_checkpoint(path, spec, config, device, dtype)
+    target = WeightTarget(device, dtype, int, kv_dtype)
+    checkpoint = _open_checkpoint(path, spec, config, target, newer)
     kv_scales: list[KvScales] = []
     if kv_dtype == FP8:
         is_stored = find_format(path, config.load_format) == "safetensors"
         kv_scales = read_kv_scales(path if is_stored else None, spec.num_layers)
-    return ModelSource(config, spec, WeightTarget(device, dtype, int, kv_dtype), checkpoint, kv_scales, table_device)
+    return ModelSource(config, spec, target, checkpoint, kv_scales, table_device)
 
 
 def _check_heads(spec: ModelSpec) -> None:
@@ -228,8 +233,9 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
 
 
 def _open_checkpoint(
-    path: Path, spec: ModelSpec, config: ModelConfig, device: torch.device, dtype: torch.dtype
+    path: Path, spec: ModelSpec, config: ModelConfig, target: WeightTarget, newer: Sequence[Path]
 ) -> Checkpoint:
+    device, dtype = target.device, target.dtype
     load_format, quantization = find_format(path, config.load_format), spec.quantization
     is_asked = config.dtype != "auto" or config.quantization == "fp8"
     keep = None if is_asked or not path.is_file() else _keep_blocks(device, dtype)
@@ -245,7 +251,7 @@ def _open_checkpoint(
         checkpoint = GgufCheckpoint(path, spec, keep)
         _log_drafts(path, checkpoint.num_drafts)
     else:
-        checkpoint = SafetensorsCheckpoint(path, spec)
+        checkpoint = SafetensorsCheckpoint(path, spec, newer)
         _log_drafts(path, checkpoint.num_drafts)
         if quantization is not None:
             return QuantizedCheckpoint(checkpoint, quantization)

@@ -7,7 +7,7 @@ So experts have the names of files with a tensor for each of their matrices, wha
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -103,14 +103,16 @@ class RowPart:
         return stored[self.rows] if entry is None else stored[self.rows.start + entry]
 
 
-def open_tensors(directory: Path) -> dict[str, WholeTensor]:
+def open_tensors(directory: Path, newer: Sequence[Path] = ()) -> dict[str, WholeTensor]:
     """Return the tensors of a directory's files, which stay open as long as these: they are mapped, not read.
+
+    newer: files from elsewhere, whose tensors stand for those of the same names in files before them.
 
     Raises:
         ConfigError: a file is not readable.
     """
     tensors: dict[str, WholeTensor] = {}
-    for path in list_shards(directory):
+    for path in (*list_shards(directory), *newer):
         try:
             shard = safe_open(path, framework="pt")
         except Exception as error:  # the library's error type is not public

@@ -39,8 +39,8 @@ def count_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     return spec.num_parameters * dtype.itemsize - int(saved)
 
 
-def let_gpu_read(table: Tensor) -> None:
-    """Lock a tensor of the host's memory as long as it is there, so that kernels can read it.
+def let_gpu_read(table: Tensor, advice: str = "use --per-layer-embeddings gpu") -> None:
+    """Lock a tensor of the host's memory as long as it is there, so that kernels can read and write it.
 
     Raises:
         ConfigError: it cannot be locked.
@@ -51,7 +51,7 @@ def let_gpu_read(table: Tensor) -> None:
     if status != 0:
         raise ConfigError(
             f"{table.nbytes / 1e9:.1f} GB of the host's memory cannot be locked for the GPU (CUDA error {status}): "
-            "free memory, or use --per-layer-embeddings gpu."
+            f"free memory, or {advice}."
         )
     freed = weakref.finalize(table, runtime.cudaHostUnregister, table.data_ptr())
     freed.atexit = False  # a process that ends unlocks all
