@@ -20,6 +20,7 @@ from triton_interpreter import IS_INTERPRETED, large
 
 gpu_kernels = pytest.importorskip("blink.kernels.gpu.latent.kernels")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.latent.plan")
+gpu_store = pytest.importorskip("blink.kernels.gpu.latent.store")
 
 FLASH, SMALL, LITE = LatentSizes(20, 512, 64), LatentSizes(4, 32, 8), LatentSizes(16, 512, 64)
 KIMI, DEEPSEEK = LatentSizes(64, 512, 64), LatentSizes(128, 512, 64)
@@ -63,7 +64,7 @@ def check(
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
         found = attend(absorbed.to(device), cache, scale, kv_scales or UNSCALED)
-        values = latent.expand(found.cpu().float(), expansion)
+        values = latent.multiply_values(found.cpu().float(), expansion)
         torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -129,12 +130,41 @@ def compare_cells(found: Tensor, expected: Tensor, tolerance: float) -> None:
 
 @pytest.mark.parametrize("kv_scales", [None, SCALES], ids=["16", "fp8"])
 @pytest.mark.parametrize("sizes", [SMALL, FLASH], ids=str)
+@pytest.mark.parametrize("most", [0, 8], ids=["many", "few"])
 def test_queries_and_cells_are_those_of_the_cpu(
-    device: torch.device, sizes: LatentSizes, kv_scales: KvScales | None
+    device: torch.device, sizes: LatentSizes, kv_scales: KvScales | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(gpu_store, "MOST_TOKENS", most)
     store(device, sizes, torch.float32, kv_scales)
     if not IS_INTERPRETED:
         store(device, sizes, torch.bfloat16, kv_scales)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, FLASH], ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("value", [24, 256])
+def test_values_of_few_tokens_are_those_of_a_batched_gemm(
+    device: torch.device, sizes: LatentSizes, tokens: int, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
+    torch.manual_seed(value)
+    expansion = draw_expansion(sizes, nope=16, value=value)
+    attended = torch.randn(tokens, sizes.heads, sizes.rank)
+    expected = latent.multiply_values(attended, expansion)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        on_device = Expansion(*(part.to(device, dtype) for part in expansion))
+        found = gpu_kernels.KERNELS.expand(attended.to(device, dtype), on_device)
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(found.cpu().float() / scale, expected / scale, rtol=tolerance, atol=tolerance)
+
+
+def test_each_of_few_tokens_gets_the_same_bits(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of drafts are compared with rows of one token."""
+    monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
+    expansion = Expansion(*(part.to(device) for part in draw_expansion(SMALL, nope=16, value=24)))
+    attended = torch.randn(1, SMALL.heads, SMALL.rank, device=device).expand(5, -1, -1).contiguous()
+    alone = gpu_kernels.KERNELS.expand(attended[:1].contiguous(), expansion)
+    assert torch.equal(gpu_kernels.KERNELS.expand(attended, expansion), alone.expand(5, -1))
 
 
 def test_a_graph_serves_every_batch(device: torch.device) -> None:
