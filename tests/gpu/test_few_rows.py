@@ -19,9 +19,9 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from blink.kernels.gpu.gemm import few_rows
 from blink.formats.layouts import Layout
 from blink.kernels.gpu import autotuner
+from blink.kernels.gpu.gemm import few_rows
 from blink.runner.gpu_device import GpuDevice, RankDevice
 
 pytestmark = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")

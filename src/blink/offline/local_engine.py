@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -68,6 +69,19 @@ class LocalEngine:
             raise EngineUnavailableError("This LLM is closed.")
         self.client.tick()
         return self.client.ready
+
+    def await_ready(self) -> RegionInfo:
+        """Renew the lease, wait until the engine is connected, and return what it is.
+
+        Raises:
+            EngineUnavailableError: it was closed, or does not answer.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self.look():
+            if time.monotonic() > deadline:
+                raise EngineUnavailableError(self.client.unavailable_reason)
+            time.sleep(0.01)
+        return self.info
 
     def close(self) -> None:
         """Stop the engine and give its memory back."""

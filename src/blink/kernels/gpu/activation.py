@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """The gated activation on the GPU: one pass over gate and up."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """Root mean square normalisation on the GPU: one program per row, one read and one write of each element."""
 
 from __future__ import annotations

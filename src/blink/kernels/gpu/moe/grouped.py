@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """The mixture-of-experts MLP on the GPU: routing, two grouped GEMMs (the first with the activation), weighted sum.
 
 Grids are sized for the worst distribution over experts; programs find their tile in the experts' counts. Each token's

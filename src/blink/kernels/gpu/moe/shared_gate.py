@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 """The gate of an expert that all tokens have, by one kernel with the norm that it reads or the sum of all experts."""
 
 from __future__ import annotations
