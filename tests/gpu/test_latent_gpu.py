@@ -101,6 +101,13 @@ def test_a_cache_in_fp8_gives_what_its_numbers_stand_for(device: torch.device, r
     check(device, DECODE[:2], FLASH, kv_scales=SCALES)
 
 
+def join(expansion: Expansion, device: torch.device, dtype: torch.dtype) -> Expansion:
+    """Return one whose keys and values of a head lie side by side, as a checkpoint has them."""
+    keys, values = expansion.keys, expansion.values
+    joined = torch.cat((keys, values), dim=1).to(device, dtype)
+    return Expansion(expansion.norm.to(device, dtype), *joined.split([keys.shape[1], values.shape[1]], dim=1))
+
+
 def store(device: torch.device, sizes: LatentSizes, dtype: torch.dtype, kv_scales: KvScales | None) -> None:
     """Compare queries and cells with those of the CPU, where slots of -1 write nothing."""
     torch.manual_seed(9)
@@ -116,7 +123,7 @@ def store(device: torch.device, sizes: LatentSizes, dtype: torch.dtype, kv_scale
     expected_cache, found_cache = LayerCache(cells.clone()), LayerCache(cells.to(device))
     rest = (LATENT_EPS, kv_scales or UNSCALED)
     expected = cpu.absorb_and_store(*operands, expected_cache, expansion, *rest)
-    on_device = Expansion(*(part.to(device) for part in expansion))
+    on_device = join(expansion, device, dtype)
     found = gpu_kernels.KERNELS.store(*(each.to(device) for each in operands), found_cache, on_device, *rest)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
@@ -152,7 +159,7 @@ def test_values_of_few_tokens_are_those_of_a_batched_gemm(
     attended = torch.randn(tokens, sizes.heads, sizes.rank)
     expected = latent.multiply_values(attended, expansion)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
-        on_device = Expansion(*(part.to(device, dtype) for part in expansion))
+        on_device = join(expansion, device, dtype)
         found = gpu_kernels.KERNELS.expand(attended.to(device, dtype), on_device)
         scale = float(expected.abs().max())
         torch.testing.assert_close(found.cpu().float() / scale, expected / scale, rtol=tolerance, atol=tolerance)
@@ -161,7 +168,7 @@ def test_values_of_few_tokens_are_those_of_a_batched_gemm(
 def test_each_of_few_tokens_gets_the_same_bits(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of drafts are compared with rows of one token."""
     monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
-    expansion = Expansion(*(part.to(device) for part in draw_expansion(SMALL, nope=16, value=24)))
+    expansion = join(draw_expansion(SMALL, nope=16, value=24), device, torch.float32)
     attended = torch.randn(1, SMALL.heads, SMALL.rank, device=device).expand(5, -1, -1).contiguous()
     alone = gpu_kernels.KERNELS.expand(attended[:1].contiguous(), expansion)
     assert torch.equal(gpu_kernels.KERNELS.expand(attended, expansion), alone.expand(5, -1))

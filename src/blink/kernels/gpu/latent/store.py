@@ -62,6 +62,7 @@ def absorb_and_store(
     if tokens <= MOST_TOKENS:
         _absorb_turn_and_store[(heads * triton.cdiv(rank, _COLUMNS) + parts * tokens,)](
             expansion.keys,
+            _find_stride(expansion.keys),
             *operands,
             TOKENS=tokens,
             PARTS=parts,
@@ -80,19 +81,25 @@ def expand(attended: Tensor, expansion: Expansion) -> Tensor:
     (tokens, heads, rank), value = attended.shape, expansion.values.shape[1]
     if tokens > MOST_TOKENS:
         return multiply_values(attended, expansion)
-    assert attended.is_contiguous() and expansion.values.is_contiguous()
+    assert attended.is_contiguous()
     found = attended.new_empty(tokens, heads * value)
     _expand[(heads, triton.cdiv(value, _ROWS))](
-        expansion.values, attended, found,
+        expansion.values, _find_stride(expansion.values), attended, found,
         HEADS=heads, VALUE=value, RANK=rank, TOKENS=tokens, ROWS=_ROWS, BLOCK_RANK=triton.next_power_of_2(rank),
         num_warps=4, **overlap(attended, tokens),
     )  # fmt: skip
     return found
 
 
+def _find_stride(matrices: Tensor) -> int:
+    """Return how far a head's matrix is from the next one's: keys and values of a head may lie side by side."""
+    assert matrices.stride()[1:] == (matrices.shape[2], 1)
+    return matrices.stride(0)
+
+
 @triton.jit
 def _absorb_turn_and_store(
-    keys, query, query_stride, kept, kept_stride, rotation, kv_slots, norm, result, cells, eps, rate,
+    keys, keys_stride, query, query_stride, kept, kept_stride, rotation, kv_slots, norm, result, cells, eps, rate,
     TOKENS: tl.constexpr, PARTS: tl.constexpr, BLOCK_NOPE: tl.constexpr,
     HEADS: tl.constexpr, SIZE: tl.constexpr, RANK: tl.constexpr, HALF: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
@@ -110,7 +117,7 @@ def _absorb_turn_and_store(
         k = tl.arange(0, BLOCK_NOPE)
         inside = (k < NOPE)[:, None] & (column < RANK)[None, :]
         # No kernel of a step writes weights, which are asked for before the wait.
-        weights = tl.load(keys + (head * NOPE + k[:, None]) * RANK + column[None, :], mask=inside, other=0.0)
+        weights = tl.load(keys + head * keys_stride + k[:, None] * RANK + column[None, :], mask=inside, other=0.0)
         if PDL:
             gdc_wait()
         for token in range(TOKENS):
@@ -130,7 +137,7 @@ def _absorb_turn_and_store(
 
 @triton.jit
 def _expand(
-    values, attended, found,
+    values, values_stride, attended, found,
     HEADS: tl.constexpr, VALUE: tl.constexpr, RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_RANK: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
@@ -140,7 +147,7 @@ def _expand(
     head, row = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     k = tl.arange(0, BLOCK_RANK)
     inside = (row < VALUE)[:, None] & (k < RANK)[None, :]
-    weights = tl.load(values + (head * VALUE + row[:, None]) * RANK + k[None, :], mask=inside, other=0.0)
+    weights = tl.load(values + head * values_stride + row[:, None] * RANK + k[None, :], mask=inside, other=0.0)
     if PDL:
         gdc_wait()
     for token in range(TOKENS):
