@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from blink.errors import BadRequestError
+from blink.errors import BadRequestError, EngineUnavailableError
 from blink.offline.call_loop import CallLoop
 from blink.offline.calls import Call, Request
 from blink.offline.local_engine import LocalEngine
@@ -26,6 +26,7 @@ class EngineDouble:
         self.log: list[str] = []
         self.open: deque[Any] = deque()
         self.looks = 0
+        self.owners: list[Call] = []
         self._per_drain = per_drain
         self._end = self.open.pop if last_first else self.open.popleft
         self.client = self
@@ -46,10 +47,11 @@ class EngineDouble:
         """Return how many sequences have not ended."""
         return len(self.open)
 
-    def submit(self, call: Call, planned: Any) -> int:  # noqa: ARG002
+    def submit(self, call: Call, planned: Any) -> int:
         """Take a sequence."""
         self.log.append(f"submit {planned.name}")
         self.open.append(planned)
+        self.owners.append(call)
         return len(self.log)
 
     def cancel(self, sequence: int, reason: str) -> None:  # noqa: ARG002
@@ -102,6 +104,20 @@ def test_a_wrong_prompt_takes_the_others_away(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(BadRequestError):
         run(engine, 4, monkeypatch, wrong=3)
     assert engine.num_open == 0 and "submit 2" in engine.log and "finish 0" not in engine.log
+
+
+def test_a_lost_engine_fails_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequences are nobody's then: the call must not end as if they had answered."""
+    engine = EngineDouble(per_drain=0)
+
+    def lose() -> None:
+        owner = next(iter(engine.owners), None)
+        if owner is not None:
+            owner.fail(EngineUnavailableError("lost"))
+
+    monkeypatch.setattr(engine, "drain", lose)
+    with pytest.raises(EngineUnavailableError, match="lost"):
+        run(engine, 2, monkeypatch)
 
 
 def test_a_call_of_no_prompts_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

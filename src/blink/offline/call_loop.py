@@ -44,9 +44,10 @@ class CallLoop:
             for request in requests:
                 plans.append(plan(request))
                 waiting += plans[-1].sequences
-                if time.monotonic() >= self._next_tick:  # a plan may take long: nobody renewed the lease
+                if time.monotonic() >= self._next_tick:
                     self._note_tick()
                     self._engine.await_ready()
+                    call.check()
                 call.submit(waiting)
                 if len(plans) % _PLANNED_AT_ONCE == 0:
                     self._take(call)
@@ -62,8 +63,7 @@ class CallLoop:
 
     def _take(self, call: Call) -> None:
         self._table.drain()
-        if call.error is not None:
-            raise call.error
+        call.check()
 
     def _wait(self) -> None:
         select.select([self._engine.client], [], [], TICK_SECONDS)

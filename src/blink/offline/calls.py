@@ -78,6 +78,15 @@ class Call:
                 return
             waiting.popleft()
 
+    def check(self) -> None:
+        """Raise what the call has failed with.
+
+        Raises:
+            BlinkError: the engine rejected a sequence, or was lost.
+        """
+        if self.error is not None:
+            raise self.error
+
     def note_change(self, generation: Generation) -> None:
         """Move the progress bar when a sequence has ended."""
         if generation.finish_reason is not None:

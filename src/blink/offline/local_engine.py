@@ -25,6 +25,8 @@ from blink.text.prompt import PromptRules
 
 TICK_SECONDS = 0.25
 START_SECONDS = 30.0
+_ENGINE_TIMEOUT = 60.0
+_LEASE_GRACE = 60.0  # seconds that planning a prompt may take while the engine computes others of the call
 _TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side")
 
 
@@ -42,7 +44,8 @@ class LocalEngine:
         self.planner = Planner(self.assets)
         self._thread = EngineThread(self.config.engine)
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
-        self.client = EngineClient(ShmConnector(self.config.engine.region), engine_timeout=60.0)
+        connector = ShmConnector(self.config.engine.region)
+        self.client = EngineClient(connector, engine_timeout=_ENGINE_TIMEOUT, lease_grace=_LEASE_GRACE)
         self._adapters = AdapterClient(self.config.engine.region, self.client)
         self.is_closed, self._waits_when_paused = False, waits_when_paused
 

@@ -3,8 +3,8 @@
 # pyright: reportMissingParameterType=false
 """The choice of experts on the GPU, a program for each token.
 
-With few tokens some programs for each compute the router's logits, and the last of them chooses: each logit is the sum
-of one program, so that it is the same in every step.
+With few tokens, several programs for each compute the router's logits, and the last of them chooses. Each logit is the
+sum of one program: it has the same bits in every step.
 """
 
 from __future__ import annotations
