@@ -16,6 +16,7 @@ if find_spec("triton") is None:
 
 from blink.formats.layouts import Layout, Matrix
 from blink.formats.schemes import BF16
+from blink.kernels.cpu import activation as cpu
 from blink.kernels.gpu import autotuner
 from blink.kernels.gpu.gemm import measured
 from blink.kernels.gpu.gemm.measured import MAX_ROWS, measure, measure_gated
@@ -110,6 +111,7 @@ def test_the_plan_names_who_is_compared() -> None:
 
 
 def test_gates_of_the_first_have_their_activation_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "activate", cpu.activate)
     gated = measure_gated(FIRST, (GatedMatmul("gated", take_all, lambda x, _: x.new_full((len(x), N // 2), 7)),))
     silu = float(torch.nn.functional.silu(torch.tensor(1.0)))
     assert float(gated.multiply(X, WEIGHT)[0, 0]) == pytest.approx(silu, rel=0.01)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from blink.formats.base import Weight, matrix_of
 from blink.formats.layouts import Matrix
-from blink.kernels.activation import activate
 from blink.kernels.gpu import autotuner
+from blink.kernels.gpu.activation import activate
 from blink.kernels.matmul import GatedMatmul, Matmul
 
-MAX_ROWS = 32  # with which decode kernels were compared on an H200
+MAX_ROWS = 32  # of decode kernels that the autotuner compares
 MIN_WEIGHTS = 1 << 19  # of fewer, choosing is not worth the while
 
 Kernel = TypeVar("Kernel", Matmul, GatedMatmul)
