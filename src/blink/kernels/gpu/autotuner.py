@@ -55,8 +55,9 @@ def compute(name: str, candidates: Mapping[str, Callable[[], R]]) -> R:
     if is_compiling_ahead():
         for likely in map(candidates.__getitem__, list_likely(name, candidates)):
             likely()
-    chosen = find(name, lambda: candidates, candidates.__contains__) or next(iter(candidates))
-    return candidates[chosen]()
+    code = find(name, lambda: candidates, candidates.__contains__)
+    chosen = candidates[code or next(iter(candidates))]
+    return chosen()
 
 
 def list_likely(name: str, codes: Iterable[str]) -> list[str]:
