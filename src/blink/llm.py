@@ -4,26 +4,24 @@
 from __future__ import annotations
 
 import itertools
-import select
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from blink.beam_search_params import BeamSearchParams
-from blink.errors import BadRequestError, EngineUnavailableError
+from blink.errors import BadRequestError
 from blink.link.client import RegionInfo
 from blink.offline.absent import Absent
 from blink.offline.beam_search import search_beams
+from blink.offline.call_loop import CallLoop, Finish
 from blink.offline.calls import Call, Progress, Request, show_progress
 from blink.offline.chat_options import ChatOptions, Message
 from blink.offline.controls import EngineControls
 from blink.offline.description import EngineDescription, ModelDescription, describe
 from blink.offline.gathered import GatheredOutput
 from blink.offline.local_engine import (
-    START_SECONDS,
-    TICK_SECONDS,
     LocalEngine,
     priorities_of,
     refuse,
@@ -36,7 +34,7 @@ from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
 from blink.region.layout import Task
 from blink.request.beam_search import Tokens, position_of, scoring_params
-from blink.request.planner import Plan, PlannedSequence
+from blink.request.planner import Plan
 from blink.request.source import PromptType, Source, as_list, source_of, with_loras
 from blink.request.table import Observer, SequenceTable
 from blink.request.vectors import check_task
@@ -45,6 +43,9 @@ from blink.text.generation import TokenLogprob
 from blink.text.prompt import PromptRules
 
 __all__ = ["LLM", "CompletionOutput", "Message", "RequestOutput"]
+
+
+_Output = TypeVar("_Output")
 
 
 class LLM(PoolingCalls, EngineControls, Absent):
@@ -65,7 +66,7 @@ class LLM(PoolingCalls, EngineControls, Absent):
         self._finalizer = weakref.finalize(self, LocalEngine.close, self._engine)
         self._table = SequenceTable(self._client, Observer())
         self._turn = threading.Lock()
-        self._next_tick = 0.0
+        self._loop = CallLoop(self._engine, self._table)
         self._ids = itertools.count()
         self._enqueued: list[Request] = []
         with self._turn:
@@ -213,9 +214,10 @@ class LLM(PoolingCalls, EngineControls, Absent):
 
             def score(sequences: list[Tokens]) -> list[TokenLogprob]:
                 sources = [Source(tokens) for tokens in sequences]
-                plans = self._complete(self._requests(sources, sampling, None, rules), False)
+                requests = self._requests(sources, sampling, None, rules)
+                found = self._complete(requests, False, Task.GENERATE, lambda _, plan: plan.sequences[0].generation)
                 progress.update()
-                return [position_of(plan.sequences[0].generation) for plan in plans]
+                return [position_of(generation) for generation in found]
 
             return search_beams(prompt_tokens, params, self._engine.assets, score)
 
@@ -301,11 +303,12 @@ class LLM(PoolingCalls, EngineControls, Absent):
         ]
 
     def _run(self, requests: Sequence[Request], use_tqdm: Progress) -> list[RequestOutput]:
-        plans, tokenizer = self._complete(requests, use_tqdm), self._engine.assets.tokenizer
-        return [
-            GatheredOutput(each.request_id, each.source, plan, tokenizer).take()
-            for each, plan in zip(requests, plans, strict=True)
-        ]
+        tokenizer = self._engine.assets.tokenizer
+
+        def take(one: Request, plan: Plan) -> RequestOutput:
+            return GatheredOutput(one.request_id, one.source, plan, tokenizer).take()
+
+        return self._complete(requests, use_tqdm, Task.GENERATE, take)
 
     def _look(self, task: Task) -> RegionInfo:
         with self._turn:
@@ -313,38 +316,17 @@ class LLM(PoolingCalls, EngineControls, Absent):
         check_task(task, engine)
         return engine
 
-    def _complete(self, requests: Sequence[Request], use_tqdm: Progress, task: Task = Task.GENERATE) -> list[Plan]:
+    def _complete(
+        self, requests: Sequence[Request], use_tqdm: Progress, task: Task, finish: Finish[_Output]
+    ) -> list[_Output]:
         with self._turn:
             engine = self._await_engine()  # nobody renewed the lease since the last call
-            plans = [self._engine.plan(one.source, one.params, one.rules, engine, task) for one in requests]
-            self._await_engine()  # nor while these were planned
-            sequences = [planned for plan in plans for planned in plan.sequences]
-            with show_progress(use_tqdm, len(sequences), "seq") as progress:
-                self._generate(sequences, Call(self._table, progress))
-        return plans
 
-    def _generate(self, sequences: Sequence[PlannedSequence], call: Call) -> None:
-        waiting = list(reversed(sequences))
-        try:
-            while waiting or self._table.num_open:  # also what an interrupt has kept from being noted
-                call.submit(waiting)
-                self._wait()
-                self._table.drain()
-                if call.error is not None:
-                    raise call.error
-        finally:
-            call.cancel("abort")
+            def plan(one: Request) -> Plan:
+                return self._engine.plan(one.source, one.params, one.rules, engine, task)
 
-    def _wait(self) -> None:
-        select.select([self._client], [], [], TICK_SECONDS)
-        if time.monotonic() >= self._next_tick:
-            self._next_tick = time.monotonic() + TICK_SECONDS
-            self._table.tick()
+            with show_progress(use_tqdm, sum(one.params.n for one in requests), "seq") as progress:
+                return self._loop.run(requests, plan, Call(self._table, progress), finish)
 
     def _await_engine(self) -> RegionInfo:
-        deadline = time.monotonic() + START_SECONDS
-        while not self._engine.look():
-            if time.monotonic() > deadline:
-                raise EngineUnavailableError(self._client.unavailable_reason)
-            time.sleep(0.01)
-        return self._engine.info
+        return self._engine.await_ready()

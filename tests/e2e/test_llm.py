@@ -250,7 +250,10 @@ def online(frontend: Frontend, fields: dict[str, Any]) -> Any:
     ]
 
 
-def test_an_engine_in_this_process_works_after_a_pause_longer_than_its_lease(model: Path) -> None:
+def test_an_engine_in_this_process_works_after_a_pause_longer_than_its_lease(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("blink.offline.local_engine._LEASE_GRACE", 0.0)
     with load(model, lease_timeout=2.0) as llm:
         expected = texts(llm, PROMPT)
         time.sleep(3)

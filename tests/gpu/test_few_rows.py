@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMMs of few rows without a norm, which ranks take, against the dequantized weights."""
+"""GEMMs of few rows without a norm, which ranks take and one GPU may take, against the dequantized weights."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +19,10 @@ pytest.importorskip("cuda.core")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
+from blink.formats.layouts import Layout
+from blink.kernels.gpu import autotuner
 from blink.kernels.gpu.gemm import few_rows, quantized
-from blink.runner.gpu_device import RankDevice
+from blink.runner.gpu_device import GpuDevice, RankDevice
 
 pytestmark = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")
 DEVICE = RankDevice()
@@ -70,3 +74,25 @@ def test_gated_gemms_have_the_activation(kind: str, rows: int) -> None:
     assert len(taken) == (2 if rows <= 2 else 1)
     for one in taken:
         assert_near(one.multiply(x, weight), activate(x.float() @ exact.T, "silu"))
+
+
+@pytest.mark.usefixtures("_nothing_is_chosen")
+@pytest.mark.parametrize("kind", ["bf16", "fp8"])
+@pytest.mark.parametrize("rows", [1, 2, 4, 8, 32])
+@pytest.mark.parametrize(("n", "k"), [(1344, 2048), (5120, 768), (2048, 5120)], ids=["qkv", "q_b", "o_proj"])
+def test_what_is_measured_at_boot_computes_the_gemm_and_gives_each_row_the_same_bits(
+    kind: str, rows: int, n: int, k: int, tmp_path: Path
+) -> None:
+    """The shapes are GLM-4.7-Flash's. Rows of drafts are compared with rows of one token."""
+    torch.manual_seed(rows)
+    weight, exact = draw(kind, n, k)
+    matrix = matrix_of(weight)  # pyright: ignore[reportArgumentType]
+    measured = GpuDevice.matmuls[matrix.layout][0]
+    if measured.refuses(matrix, rows) is not None:
+        assert matrix.layout is Layout.UNITS and rows > 2
+        return
+    x = torch.randn(1, k, device="cuda").bfloat16().expand(rows, -1).contiguous()
+    with autotuner.tuning(tmp_path / "products.json"):
+        found = measured.multiply(x, weight, None)
+    assert_near(found, x.float() @ exact.T)
+    assert torch.equal(found, found[:1].expand(rows, -1))

@@ -20,6 +20,7 @@ from triton_interpreter import IS_INTERPRETED, large
 
 gpu_kernels = pytest.importorskip("blink.kernels.gpu.latent.kernels")
 gpu_plan = pytest.importorskip("blink.kernels.gpu.latent.plan")
+gpu_store = pytest.importorskip("blink.kernels.gpu.latent.store")
 
 FLASH, SMALL, LITE = LatentSizes(20, 512, 64), LatentSizes(4, 32, 8), LatentSizes(16, 512, 64)
 KIMI, DEEPSEEK = LatentSizes(64, 512, 64), LatentSizes(128, 512, 64)
@@ -63,7 +64,7 @@ def check(
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     for _ in range(2):
         found = attend(absorbed.to(device), cache, scale, kv_scales or UNSCALED)
-        values = latent.expand(found.cpu().float(), expansion)
+        values = latent.multiply_values(found.cpu().float(), expansion)
         torch.testing.assert_close(values, expected, rtol=tolerance, atol=tolerance)
 
 
@@ -100,6 +101,13 @@ def test_a_cache_in_fp8_gives_what_its_numbers_stand_for(device: torch.device, r
     check(device, DECODE[:2], FLASH, kv_scales=SCALES)
 
 
+def join(expansion: Expansion, device: torch.device, dtype: torch.dtype) -> Expansion:
+    """Return one whose keys and values of a head lie side by side, as a checkpoint has them."""
+    keys, values = expansion.keys, expansion.values
+    joined = torch.cat((keys, values), dim=1).to(device, dtype)
+    return Expansion(expansion.norm.to(device, dtype), *joined.split([keys.shape[1], values.shape[1]], dim=1))
+
+
 def store(device: torch.device, sizes: LatentSizes, dtype: torch.dtype, kv_scales: KvScales | None) -> None:
     """Compare queries and cells with those of the CPU, where slots of -1 write nothing."""
     torch.manual_seed(9)
@@ -115,7 +123,7 @@ def store(device: torch.device, sizes: LatentSizes, dtype: torch.dtype, kv_scale
     expected_cache, found_cache = LayerCache(cells.clone()), LayerCache(cells.to(device))
     rest = (LATENT_EPS, kv_scales or UNSCALED)
     expected = cpu.absorb_and_store(*operands, expected_cache, expansion, *rest)
-    on_device = Expansion(*(part.to(device) for part in expansion))
+    on_device = join(expansion, device, dtype)
     found = gpu_kernels.KERNELS.store(*(each.to(device) for each in operands), found_cache, on_device, *rest)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(found.cpu(), expected, rtol=tolerance, atol=tolerance)
@@ -135,6 +143,43 @@ def test_queries_and_cells_are_those_of_the_cpu(
     store(device, sizes, torch.float32, kv_scales)
     if not IS_INTERPRETED:
         store(device, sizes, torch.bfloat16, kv_scales)
+
+
+@pytest.mark.parametrize("kv_scales", [None, SCALES], ids=["16", "fp8"])
+@pytest.mark.parametrize("sizes", [SMALL, FLASH], ids=str)
+def test_queries_and_cells_of_few_tokens_are_those_of_the_cpu(
+    device: torch.device, sizes: LatentSizes, kv_scales: KvScales | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
+    store(device, sizes, torch.float32, kv_scales)
+    store(device, sizes, torch.bfloat16, kv_scales)
+
+
+@pytest.mark.parametrize("sizes", [SMALL, FLASH], ids=str)
+@pytest.mark.parametrize("tokens", [1, 3, 8])
+@pytest.mark.parametrize("value", [24, 256])
+def test_values_of_few_tokens_are_those_of_a_batched_gemm(
+    device: torch.device, sizes: LatentSizes, tokens: int, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
+    torch.manual_seed(value)
+    expansion = draw_expansion(sizes, nope=16, value=value)
+    attended = torch.randn(tokens, sizes.heads, sizes.rank)
+    expected = latent.multiply_values(attended, expansion)
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 2e-2)):
+        on_device = join(expansion, device, dtype)
+        found = gpu_kernels.KERNELS.expand(attended.to(device, dtype), on_device)
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(found.cpu().float() / scale, expected / scale, rtol=tolerance, atol=tolerance)
+
+
+def test_each_of_few_tokens_gets_the_same_bits(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of drafts are compared with rows of one token."""
+    monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
+    expansion = join(draw_expansion(SMALL, nope=16, value=24), device, torch.float32)
+    attended = torch.randn(1, SMALL.heads, SMALL.rank, device=device).expand(5, -1, -1).contiguous()
+    alone = gpu_kernels.KERNELS.expand(attended[:1].contiguous(), expansion)
+    assert torch.equal(gpu_kernels.KERNELS.expand(attended, expansion), alone.expand(5, -1))
 
 
 def test_a_graph_serves_every_batch(device: torch.device) -> None:

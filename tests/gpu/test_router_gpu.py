@@ -39,6 +39,26 @@ def test_experts_and_weights_are_those_of_the_cpu(
     torch.testing.assert_close(found_weights.cpu(), weights, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(("experts", "options"), ROUTERS, ids=[str(experts) for experts, _ in ROUTERS])
+def test_the_kernel_with_the_routers_gemm_chooses_as_the_cpu(
+    device: torch.device, experts: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice, as layers take it: counters are zeros again; and each row has the bits that it has alone."""
+    monkeypatch.setattr(kernels, "MOST_FUSED_ROWS", 8)
+    torch.manual_seed(experts)
+    router, weight, x = Router(**options), torch.randn(experts, 80) / 4, torch.randn(5, 80)
+    bias = 0.3 * torch.randn(experts) if router.has_bias else None
+    ranks, weights = reference.choose_experts(x @ weight.T, router, bias, torch.float32)
+    matrix, rows, moved = weight.to(device), x.to(device), None if bias is None else bias.to(device)
+    both = [kernels.choose_of_rows(rows, matrix, router, moved) for _ in range(2)]
+    for found in both:
+        torch.testing.assert_close(found.ranks.cpu(), ranks, rtol=0, atol=0)
+        torch.testing.assert_close(found.weights.cpu(), weights, rtol=1e-4, atol=1e-6)
+    alone = kernels.choose_of_rows(rows[3:4].contiguous(), matrix, router, moved)
+    assert torch.equal(alone.weights, both[0].weights[3:4])
+    assert kernels.choose_of_rows(x.new_zeros(9, 80).to(device), matrix, router, moved) is None
+
+
 def test_a_row_that_is_not_finite_leaves_the_others_alone(device: torch.device) -> None:
     router = Router(top_k=3, groups=2, top_groups=1, score="sigmoid", has_bias=True, renormalize=True)
     logits, bias = torch.randn(3, 8, device=device), torch.zeros(8, device=device)

@@ -49,7 +49,7 @@ def test_rows_of_all_lengths_attend_to_their_latents(rows: Rows, kv_scales: KvSc
     sizes = len(query), len(rows) + padding
     plan = latent.plan_latent_attention(KERNELS, batch, *sizes, SIZES, cache, torch.float32)
     whole = torch.cat((absorbed, query[..., NOPE:]), dim=2)
-    found = latent.expand(latent.latent_attention(whole, cache, plan, scale, scales), expansion)
+    found = latent.expand(KERNELS, latent.latent_attention(whole, cache, plan, scale, scales), expansion)
     expected = attend_expanded(query[:count], batch, rows, cells, expansion, scale)
     torch.testing.assert_close(found[:count], expected, rtol=1e-4, atol=1e-4)
     assert not found[count:].any()

@@ -24,6 +24,7 @@ from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LATENT_EPS, UNSCALED, Expansion, KvScales, LatentSizes
 
 AttendLatents = Callable[[Tensor, LayerCache, float, KvScales], Tensor]  # the kernel of latent_attention()
+ExpandLatents = Callable[[Tensor, Expansion], Tensor]  # the kernel of expand()
 
 
 class PlanLatents(Protocol):
@@ -59,6 +60,7 @@ class LatentKernels(NamedTuple):
 
     plan: PlanLatents
     store: StoreLatents
+    expand: ExpandLatents
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,13 @@ def latent_attention(
     return plan.attend(query, cache, scale, kv_scales)
 
 
-def expand(attended: Tensor, expansion: Expansion) -> Tensor:
+def expand(kernels: LatentKernels, attended: Tensor, expansion: Expansion) -> Tensor:
     """Return each head's values of what it attended to [tokens, heads, rank]: [tokens, heads * value]."""
+    return kernels.expand(attended, expansion)
+
+
+def multiply_values(attended: Tensor, expansion: Expansion) -> Tensor:
+    """Compute expand() by PyTorch's batched GEMM."""
     values = expansion.values
     found = attended.new_empty(len(attended), values.shape[0], values.shape[1])
     torch.bmm(attended.transpose(0, 1), values.transpose(1, 2), out=found.transpose(0, 1))

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from blink.formats.base import Weight
+
 if TYPE_CHECKING:
     from blink.models.mlps import Router
 
@@ -32,6 +34,13 @@ class Chosen(NamedTuple):
 
 # A device's kernel, of logits, router, bias and the type of ranks. Returns ranks and weights.
 ChooseKernel = Callable[[Tensor, "Router", "Tensor | None", torch.dtype], tuple[Tensor, Tensor]]
+
+# A device's kernel, of rows, the router's weight, router and bias; None: it has none for those.
+ChooseOfRows = Callable[[Tensor, Weight, "Router", "Tensor | None"], Chosen | None]
+
+
+def choose_nothing(x: Tensor, weight: Weight, router: Router, bias: Tensor | None) -> None:
+    """Have no kernel with the router's GEMM in it."""
 
 
 def choose_experts(

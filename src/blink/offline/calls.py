@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -43,21 +44,30 @@ class Call:
         self._table = table
         self._progress = progress
 
-    def submit(self, waiting: list[PlannedSequence]) -> None:
-        """Give the engine the last of these sequences, as many as it takes, and take them off the list.
+    def submit(self, waiting: deque[PlannedSequence]) -> None:
+        """Give the engine the first of these sequences, as many as it takes, and take them off the list.
 
         Raises:
             OverloadedError: the engine takes none, and has none of this client's that could leave.
         """
         while waiting:
             try:
-                self.submitted.append(self._table.submit(self, waiting[-1]))
+                self.submitted.append(self._table.submit(self, waiting[0]))
             except OverloadedError:
                 # Those of an interrupted call may still be leaving.
                 if not self._table.client.stats().get("worker_sequences"):
                     raise
                 return
-            waiting.pop()
+            waiting.popleft()
+
+    def check(self) -> None:
+        """Raise what the call has failed with.
+
+        Raises:
+            BlinkError: the engine rejected a sequence, or was lost.
+        """
+        if self.error is not None:
+            raise self.error
 
     def note_change(self, generation: Generation) -> None:
         """Move the progress bar when a sequence has ended."""

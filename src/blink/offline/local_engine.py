@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -24,6 +25,8 @@ from blink.text.prompt import PromptRules
 
 TICK_SECONDS = 0.25
 START_SECONDS = 30.0
+_ENGINE_TIMEOUT = 60.0
+_LEASE_GRACE = 60.0  # seconds that planning a prompt may take while the engine computes others of the call
 _TOKENIZATION = ("add_special_tokens", "truncate_prompt_tokens", "truncation_side")
 
 
@@ -41,7 +44,8 @@ class LocalEngine:
         self.planner = Planner(self.assets)
         self._thread = EngineThread(self.config.engine)
         # In one process with the engine, silence means a busy interpreter and not a dead engine.
-        self.client = EngineClient(ShmConnector(self.config.engine.region), engine_timeout=60.0)
+        connector = ShmConnector(self.config.engine.region)
+        self.client = EngineClient(connector, engine_timeout=_ENGINE_TIMEOUT, lease_grace=_LEASE_GRACE)
         self._adapters = AdapterClient(self.config.engine.region, self.client)
         self.is_closed, self._waits_when_paused = False, waits_when_paused
 
@@ -68,6 +72,19 @@ class LocalEngine:
             raise EngineUnavailableError("This LLM is closed.")
         self.client.tick()
         return self.client.ready
+
+    def await_ready(self) -> RegionInfo:
+        """Renew the lease, wait until the engine is connected, and return what it is.
+
+        Raises:
+            EngineUnavailableError: it was closed, or does not answer.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while not self.look():
+            if time.monotonic() > deadline:
+                raise EngineUnavailableError(self.client.unavailable_reason)
+            time.sleep(0.01)
+        return self.info
 
     def close(self) -> None:
         """Stop the engine and give its memory back."""

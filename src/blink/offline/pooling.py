@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from blink.link.client import RegionInfo
+from blink.offline.call_loop import Finish
 from blink.offline.calls import Progress, Request
 from blink.offline.local_engine import LocalEngine, refuse, rules_of
 from blink.outputs import EmbeddingOutput, EmbeddingRequestOutput, ScoringOutput, ScoringRequestOutput
@@ -18,6 +19,8 @@ from blink.request.vectors import PoolingParams, pair_up
 from blink.sampling_params import SamplingParams
 from blink.text.prompt import PromptRules
 from blink.text.rerank_prompt import RerankPrompts
+
+Output = TypeVar("Output")
 
 _NOTHING_GENERATED = SamplingParams(max_tokens=1, detokenize=False)
 
@@ -42,8 +45,10 @@ class PoolingCalls(ABC):
         """Return the requests of a call."""
 
     @abstractmethod
-    def _complete(self, requests: Sequence[Request], use_tqdm: Progress, task: Task) -> list[Plan]:
-        """Let the engine work them off."""
+    def _complete(
+        self, requests: Sequence[Request], use_tqdm: Progress, task: Task, finish: Finish[Output]
+    ) -> list[Output]:
+        """Let the engine work them off, and return what is made of each when it has ended."""
 
     def embed(
         self,
@@ -74,14 +79,14 @@ class PoolingCalls(ABC):
         rules = rules_of("prompt", add_special_tokens=True, given=given)
         sources = [source_of(prompt) for prompt in as_list(prompts)]
         requests = self._requests(sources, _NOTHING_GENERATED, priority, rules)
-        return [
-            EmbeddingRequestOutput(
-                request.request_id,
-                EmbeddingOutput(form.embedding_of(plan.sequences[0].generation, engine).tolist()),
-                plan.prompts[0].tokens.tolist(),
+
+        def write(request: Request, plan: Plan) -> EmbeddingRequestOutput:
+            embedding = form.embedding_of(plan.sequences[0].generation, engine).tolist()
+            return EmbeddingRequestOutput(
+                request.request_id, EmbeddingOutput(embedding), plan.prompts[0].tokens.tolist()
             )
-            for request, plan in zip(requests, self._complete(requests, use_tqdm, Task.EMBED), strict=True)
-        ]
+
+        return self._complete(requests, use_tqdm, Task.EMBED, write)
 
     def score(
         self,
@@ -114,11 +119,9 @@ class PoolingCalls(ABC):
         sources = [Source(make(query, document, truncate=truncate_prompt_tokens)) for query, document in pairs]
         rules = rules_of("documents", add_special_tokens=False, given=None)
         requests = self._requests(sources, _NOTHING_GENERATED, None, rules)
-        return [
-            ScoringRequestOutput(
-                request.request_id,
-                ScoringOutput(form.score_of(plan.sequences[0].generation, engine)),
-                plan.prompts[0].tokens.tolist(),
-            )
-            for request, plan in zip(requests, self._complete(requests, use_tqdm, Task.SCORE), strict=True)
-        ]
+
+        def write(request: Request, plan: Plan) -> ScoringRequestOutput:
+            score = form.score_of(plan.sequences[0].generation, engine)
+            return ScoringRequestOutput(request.request_id, ScoringOutput(score), plan.prompts[0].tokens.tolist())
+
+        return self._complete(requests, use_tqdm, Task.SCORE, write)

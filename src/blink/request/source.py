@@ -106,6 +106,6 @@ def source_of(prompt: PromptType) -> Source:
     if isinstance(prompt, str):
         return Source(prompt, salt)
     try:
-        return Source([operator.index(token) for token in prompt], salt, text)
+        return Source(list(map(operator.index, prompt)), salt, text)
     except TypeError as error:
         raise BadRequestError("A prompt is a text or a list of token ids.", "prompt") from error

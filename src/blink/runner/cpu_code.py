@@ -10,12 +10,14 @@ from blink.kernels.cpu.layer_inputs import join_inputs
 from blink.kernels.cpu.router import choose_experts
 from blink.kernels.cpu.snapshots import copy_states
 from blink.kernels.moe import moe
+from blink.kernels.router import choose_nothing
+from blink.kernels.shared_expert import add_shared_expert
 from blink.models.layer_weights import MoeWeights
 from blink.models.layers import DELTA_RULE
 from blink.models.mamba import MAMBA_RULE
 from blink.plan.site import Bucket
 from blink.runner.cpu_device import EXPERTS, CpuDevice
-from blink.runner.step import Kernels, Step
+from blink.runner.step import Kernels, MixtureKernels, Step
 from blink.runner.stream import Stream
 
 _ANY_SIZE = Bucket(1, 1, decoding=False)
@@ -44,7 +46,8 @@ class CpuCode:
 
     def __init__(self) -> None:
         self.device = CpuDevice()
-        self.kernels = Kernels.of(self.device, {EXPERTS: mix_experts}, choose_experts, latent.KERNELS)
+        experts = MixtureKernels({EXPERTS: mix_experts}, choose_experts, choose_nothing, add_shared_expert)
+        self.kernels = Kernels.of(self.device, experts, latent.KERNELS)
         self.attentions = {}
         self.recurrences = {DELTA_RULE: delta_rule.advance, MAMBA_RULE: mamba.advance}
         self.copy_states, self.join_inputs = copy_states, join_inputs

@@ -9,7 +9,8 @@ from blink.kernels.gpu.attention.decode import decode_attention
 from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
 from blink.kernels.gpu.moe import permuted_experts
-from blink.kernels.gpu.moe.router import choose_experts
+from blink.kernels.gpu.moe.router import choose_experts, choose_of_rows
+from blink.kernels.gpu.moe.shared_gate import add_shared
 from blink.kernels.gpu.recurrent import snapshots
 from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
@@ -19,7 +20,7 @@ from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDev
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
 from blink.runner.gpu_updates import UpdatedWriterNorms
-from blink.runner.step import Kernels, Step
+from blink.runner.step import Kernels, MixtureKernels, Step
 from blink.runner.stream import Stream
 
 
@@ -50,7 +51,8 @@ class GpuCode:
     def __init__(self) -> None:
         self.device = GpuDevice()
         mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
-        self.kernels = Kernels.of(self.device, mixtures, choose_experts, latent.KERNELS)
+        experts = MixtureKernels(mixtures, choose_experts, choose_of_rows, add_shared)
+        self.kernels = Kernels.of(self.device, experts, latent.KERNELS)
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
         self.recurrences = RECURRENCES
         self.copy_states, self.join_inputs = snapshots.copy_states, join_inputs

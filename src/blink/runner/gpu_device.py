@@ -11,7 +11,7 @@ from blink.kernels.gpu.attention import decode as attention
 from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.attention import plan as attention_plan
 from blink.kernels.gpu.device import has_clusters
-from blink.kernels.gpu.gemm import bf16, few_rows, fused_gate_up, gemv, gguf_weight, prefill_int4, quantized
+from blink.kernels.gpu.gemm import bf16, few_rows, fused_gate_up, gemv, gguf_weight, measured, prefill_int4, quantized
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
 from blink.kernels.gpu.latent import plan as latent_plan
@@ -43,23 +43,34 @@ MAX_STREAMED_FP8_ROWS = 1  # with a scale for each row
 TAKES_ADAPTERS = False  # whether steps of few rows do; until tests/gpu/test_lora_steps.py has run on a GPU
 
 
+_MANY_ROWS: Mapping[Layout, tuple[Matmul, ...]] = {
+    Layout.ROWS: (bf16.CUBLAS,),
+    Layout.UNITS: (
+        quantized.FEW_ROWS,
+        prefill_int4.INT4_PREFILL,
+        quantized.FP8_ROWS,
+        quantized.FP8_BLOCKS,
+        quantized.DEQUANTIZED,
+    ),
+    Layout.GGUF: (gguf_weight.GGUF, gguf_weight.GGUF_DEQUANTIZED),
+}
+_MANY_ROWS_GATED: Mapping[Layout, tuple[GatedMatmul, ...]] = {
+    Layout.ROWS: (fused_gate_up.GATED,),
+    Layout.UNITS: (prefill_int4.GATED_INT4_PREFILL,),
+}
+
+
 class GpuDevice:
     """Lists them."""
 
     matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
-        Layout.ROWS: (bf16.CUBLAS,),
-        Layout.UNITS: (
-            quantized.FEW_ROWS,
-            prefill_int4.INT4_PREFILL,
-            quantized.FP8_ROWS,
-            quantized.FP8_BLOCKS,
-            quantized.DEQUANTIZED,
-        ),
-        Layout.GGUF: (gguf_weight.GGUF, gguf_weight.GGUF_DEQUANTIZED),
+        Layout.ROWS: (measured.measure(bf16.CUBLAS, (few_rows.GEMV, few_rows.GEMM)), *_MANY_ROWS[Layout.ROWS]),
+        Layout.UNITS: (measured.measure(quantized.FEW_ROWS, (few_rows.GEMV,)), *_MANY_ROWS[Layout.UNITS]),
+        Layout.GGUF: _MANY_ROWS[Layout.GGUF],
     }
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
-        Layout.ROWS: (fused_gate_up.GATED,),
-        Layout.UNITS: (prefill_int4.GATED_INT4_PREFILL,),
+        layout: (measured.measure_gated(first, (few_rows.GATED_GEMV, few_rows.GATED_GEMM)), *_MANY_ROWS_GATED[layout])
+        for layout, first in ((Layout.ROWS, bf16.CUBLAS), (Layout.UNITS, quantized.FEW_ROWS))
     }
 
     @property
@@ -110,12 +121,12 @@ class RankDevice(GpuDevice):
     """Lists those of ranks that share layers: an all-reduce adds up what GEMMs compute, and has the norm."""
 
     matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
-        Layout.ROWS: (few_rows.GEMV, few_rows.GEMM, *GpuDevice.matmuls[Layout.ROWS]),
-        Layout.UNITS: (few_rows.GEMV, *GpuDevice.matmuls[Layout.UNITS]),
-        Layout.GGUF: GpuDevice.matmuls[Layout.GGUF],
+        Layout.ROWS: (few_rows.GEMV, few_rows.GEMM, *_MANY_ROWS[Layout.ROWS]),
+        Layout.UNITS: (few_rows.GEMV, *_MANY_ROWS[Layout.UNITS]),
+        Layout.GGUF: _MANY_ROWS[Layout.GGUF],
     }
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
-        layout: (few_rows.GATED_GEMV, few_rows.GATED_GEMM, *kernels) for layout, kernels in GpuDevice.gated.items()
+        layout: (few_rows.GATED_GEMV, few_rows.GATED_GEMM, *kernels) for layout, kernels in _MANY_ROWS_GATED.items()
     }
 
 

@@ -36,7 +36,7 @@ def prepare_latents(step: Step) -> Callable[[Tensor, int], Tensor]:
         rotation, slots = rotations[model.table_of[index]], batch.kv_slots[:tokens]
         query = absorb_and_store(step.kernels.latent, query, kept, rotation, slots, cache, weights.expansion, scales)
         attended = latent_attention(query, cache, plans[_sizes_of(mixer)], mixer.scale, scales)
-        return expand(attended, weights.expansion)
+        return expand(step.kernels.latent, attended, weights.expansion)
 
     return attend
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
@@ -105,9 +104,7 @@ class NormKernels(Stream):
         if shared is None:
             return found
         same = self._run_dense(hidden, shared.mlp, plan)
-        if shared.gate is None:
-            return found.add_(same)
-        return found.addcmul_(same, torch.sigmoid(hidden @ shared.gate)[:, None])
+        return self._step.kernels.experts.add_shared(found, same, hidden, shared.gate)
 
     def _run_beside(self, hidden: Tensor, mlp: MoeWeights, beside: MlpBeside, plan: LayerPlan) -> Tensor:
         """Return an MLP of the norm of the residual, and experts of other norms of it."""
@@ -119,13 +116,18 @@ class NormKernels(Stream):
     def _mix(self, hidden: Tensor, routed: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
         """Return the mixture of experts of rows; routed: what the router reads."""
         assert plan.router is not None and plan.experts is not None
+        kernels, router = self._step.kernels.experts, mlp.spec.router
+        mix, num_tokens = kernels.mixtures[plan.experts.kernel], self._step.num_tokens
+        if not router.is_plain and mlp.router_bias is None and self._step.updates is None:
+            chosen = kernels.choose_of_rows(routed, mlp.router, router, mlp.choice_bias)
+            if chosen is not None:
+                return mix(hidden, chosen.ranks, mlp, num_tokens, chosen.weights)
         logits, weights = self._multiply(routed.to(mlp.router.dtype), mlp.router, mlp.router_bias, plan.router), None
         if mlp.spec.scales_inputs:  # the one expert of a token then has the weight 1
             hidden = hidden * logits.amax(-1, keepdim=True).sigmoid()
-        if not mlp.spec.router.is_plain:
-            choose = self._step.kernels.choose
-            logits, weights = choose_experts(choose, logits, mlp.spec.router, mlp.choice_bias, hidden.dtype)
-        return self._step.kernels.mixtures[plan.experts.kernel](hidden, logits, mlp, self._step.num_tokens, weights)
+        if not router.is_plain:
+            logits, weights = choose_experts(kernels.choose, logits, router, mlp.choice_bias, hidden.dtype)
+        return mix(hidden, logits, mlp, num_tokens, weights)
 
     def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
         """Add what a layer makes of its own input, and scale the residual."""

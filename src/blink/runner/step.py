@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +15,8 @@ from blink.kernels.latent import LatentKernels
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.lora import StepUpdates
 from blink.kernels.matmul import GatedMatmul, Matmul
-from blink.kernels.router import ChooseKernel
+from blink.kernels.router import ChooseKernel, ChooseOfRows
+from blink.kernels.shared_expert import AddShared
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import MoeWeights
 from blink.models.spec import ModelSpec
@@ -26,26 +28,32 @@ from blink.runner.planner import Device
 MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None"], Tensor]
 
 
+class MixtureKernels(NamedTuple):
+    """A device's kernels of mixtures of experts."""
+
+    mixtures: Mapping[str, MixtureKernel]  # by the names that plans call them
+    choose: ChooseKernel  # experts, where their largest logits do not say it
+    choose_of_rows: ChooseOfRows  # the same with the router's GEMM
+    add_shared: AddShared
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """A device's kernels: by the names that plans call them, or those that serve all plans."""
 
     matmuls: Mapping[str, Matmul]
     gated: Mapping[str, GatedMatmul]
-    mixtures: Mapping[str, MixtureKernel]
-    choose: ChooseKernel  # experts, where their largest logits do not say it
+    experts: MixtureKernels
     latent: LatentKernels
 
     @classmethod
-    def of(
-        cls, device: Device, mixtures: Mapping[str, MixtureKernel], choose: ChooseKernel, latent: LatentKernels
-    ) -> Kernels:
+    def of(cls, device: Device, experts: MixtureKernels, latent: LatentKernels) -> Kernels:
         """Name a device's kernels."""
         lists = [kernels for one in (device, device.of_ranks) for kernels in one.matmuls.values()]
         matmuls = {kernel.name: kernel for kernels in lists for kernel in kernels}
         of_gated = [kernels for one in (device, device.of_ranks) for kernels in one.gated.values()]
         gated = {kernel.name: kernel for kernels in of_gated for kernel in kernels}
-        return cls(matmuls, gated, mixtures, choose, latent)
+        return cls(matmuls, gated, experts, latent)
 
 
 @dataclass(frozen=True, slots=True)

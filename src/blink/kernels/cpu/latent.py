@@ -12,7 +12,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.cpu.attention import CpuAttentionPlan, RowGroup, gather, plan_attention
 from blink.kernels.cpu.rms_norm import rms_norm_torch
 from blink.kernels.cpu.rotary import narrow_cells, rotate, round_cells
-from blink.kernels.latent import AttendLatents, LatentKernels
+from blink.kernels.latent import AttendLatents, LatentKernels, multiply_values
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import Expansion, KvScales, LatentSizes
 
@@ -101,4 +101,4 @@ def _attend_long(query: Tensor, kept: Tensor, rank: int, group: RowGroup, scale:
     return torch.stack(heads, dim=1)
 
 
-KERNELS = LatentKernels(plan_latents, absorb_and_store)
+KERNELS = LatentKernels(plan_latents, absorb_and_store, multiply_values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """The gated activation on the GPU: one pass over gate and up."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.gpu.pdl import overlap, start_pdl
 from blink.kernels.operands import CLIP_LIMIT, CLIP_SLOPE, Activation
 
 _BLOCK = 1024
@@ -21,14 +22,18 @@ def activate(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     size = width // 2
     result = gate_up.new_empty(num_tokens, size)
     _activate[(num_tokens, triton.cdiv(size, _BLOCK))](
-        gate_up, result, size, ACTIVATION=activation, BLOCK=_BLOCK, num_warps=4
+        gate_up, result, size, ACTIVATION=activation, BLOCK=_BLOCK, num_warps=4, **overlap(gate_up, num_tokens)
     )
     return result
 
 
 @triton.jit
-def _activate(gate_up, result, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr):
+def _activate(
+    gate_up, result, size, ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr = False
+):  # fmt: skip
     """Gate one block of one token."""
+    if PDL:
+        start_pdl()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < size

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -26,6 +27,7 @@ _MIN_GAIN = 0.03
 _COLD_CACHES = 3  # their size in what is read to evict a weight
 _HEAD_START = 50  # such reads, so that the host is never what is timed
 
+R = TypeVar("R")
 Candidate = Callable[[], object]
 Choices = dict[str, str | None]  # of what is computed: a candidate's code, None: the first
 
@@ -46,6 +48,16 @@ def find(
         kept = _kept.get(name, "")
         _chosen[name] = kept if kept is None or (kept and accepts(kept)) else _choose(list_candidates())
     return _chosen.get(name)
+
+
+def compute(name: str, candidates: Mapping[str, Callable[[], R]]) -> R:
+    """Compute by the candidate that was chosen; by the first if none was. candidates: by their codes."""
+    if is_compiling_ahead():
+        for likely in map(candidates.__getitem__, list_likely(name, candidates)):
+            likely()
+    code = find(name, lambda: candidates, candidates.__contains__)
+    chosen = candidates[code or next(iter(candidates))]
+    return chosen()
 
 
 def list_likely(name: str, codes: Iterable[str]) -> list[str]:

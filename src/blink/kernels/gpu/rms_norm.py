@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """Root mean square normalisation on the GPU: one program per row, one read and one write of each element."""
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from blink.kernels.gpu.pdl import overlap, start_pdl
 
 _ELEMENTS_PER_WARP = 512
 
@@ -31,6 +33,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
         IS_LAST_TOKENS=False,
         BLOCK=block,
         num_warps=_num_warps(block),
+        **overlap(x, x.numel() // size),
     )
     return result
 
@@ -56,6 +59,7 @@ def last_token_norm(
         IS_LAST_TOKENS=True,
         BLOCK=block,
         num_warps=_num_warps(block),
+        **overlap(x, num_rows),
     )
     return result
 
@@ -80,6 +84,7 @@ def add_norm(
         HAS_SCALE=scale is not None,
         BLOCK=block,
         num_warps=_num_warps(block),
+        **overlap(update, update.numel() // size),
     )
     return result
 
@@ -100,8 +105,11 @@ def _norm(
     HAS_RESIDUAL: tl.constexpr,
     IS_LAST_TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
     """Normalise one row: row program_id, or with IS_LAST_TOKENS the last token of that row, whose sum is not stored."""
+    if PDL:
+        start_pdl()
     row = tl.program_id(0)
     source = row
     if IS_LAST_TOKENS:
@@ -124,9 +132,12 @@ def _norm(
 
 @triton.jit
 def _add_norm(
-    update, end_weight, residual, weight, scale, result, size, eps, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr
+    update, end_weight, residual, weight, scale, result, size, eps, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Add one row's norm to its residual, and write the norm of that."""
+    if PDL:
+        start_pdl()
     column = tl.arange(0, BLOCK)
     inside = column < size
     place = tl.program_id(0).to(tl.int64) * size + column

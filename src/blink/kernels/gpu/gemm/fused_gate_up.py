@@ -21,7 +21,7 @@ from blink.kernels.gpu.activation import activate
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.device import has_warpgroups
 from blink.kernels.gpu.gemm import bf16
-from blink.kernels.gpu.launch import compile_kernel, is_compiling_ahead, launch
+from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.kernels.gpu.tensor_map import BOX_ROW, encode_hi_lo, encode_matrix
 from blink.kernels.matmul import GatedMatmul
 from blink.plan.site import first_reason
@@ -50,13 +50,7 @@ CONFIGS = (TileConfig(64, 1), TileConfig(64, 4), TileConfig(128, 4))
 
 def multiply(x: Tensor, gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up of x @ gate_up.T, whose first half are the gates; both on the GPU."""
-    name = f"silu(gate) * up of {bf16.name_matmul(x, gate_up)}"
-    candidates = list_candidates(x, gate_up)
-    if is_compiling_ahead():
-        for compute in map(candidates.__getitem__, autotuner.list_likely(name, candidates)):
-            compute()
-    compute = candidates[autotuner.find(name, lambda: candidates, candidates.__contains__) or _CUBLAS]
-    return compute()
+    return autotuner.compute(f"silu(gate) * up of {bf16.name_matmul(x, gate_up)}", list_candidates(x, gate_up))
 
 
 def refuses(matrix: Matrix, rows: int) -> str | None:

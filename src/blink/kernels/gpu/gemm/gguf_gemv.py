@@ -19,6 +19,7 @@ from torch import Tensor
 from blink.formats.gguf import BLOCK, GgufArrays
 from blink.formats.schemes import GGUF_UNIT
 from blink.kernels.gpu.gemm.gguf import decode, list_arrays, load_codes, load_top, load_words
+from blink.kernels.gpu.pdl import overlap, start_pdl
 
 MAX_ROWS = 2  # each reads the weight, the second from L2
 NUM_WARPS = 4
@@ -44,6 +45,7 @@ def multiply(x: Tensor, parts: Sequence[GgufArrays]) -> Tensor:
         _multiply_row[(triton.cdiv(part.num_rows, wide), rows)](
             x, *list_arrays(part), result, part.num_rows, columns, start,
             FORMAT=part.format.name, DEPTH=depth, COLUMNS=wide, UNITS=units, num_warps=NUM_WARPS,
+            **overlap(x, rows),
         )  # fmt: skip
         start += part.num_rows
     return result
@@ -53,8 +55,11 @@ def multiply(x: Tensor, parts: Sequence[GgufArrays]) -> Tensor:
 def _multiply_row(
     x, codes, high, words, tops, result, columns, result_columns, first_column,
     FORMAT: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr, UNITS: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """Compute some columns of a row with one part of a weight."""
+    if PDL:
+        start_pdl()
     row, start = tl.program_id(1).to(tl.int64), tl.program_id(0) * COLUMNS
     found = dot_columns(x + row * DEPTH, codes, high, words, tops, start, columns, DEPTH, COLUMNS, UNITS, FORMAT)
     column = start + tl.arange(0, COLUMNS)

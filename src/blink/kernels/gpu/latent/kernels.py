@@ -8,7 +8,7 @@ import torch
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.latent.attend import attend
 from blink.kernels.gpu.latent.plan import plan_latent_attention
-from blink.kernels.gpu.latent.store import absorb_and_store
+from blink.kernels.gpu.latent.store import absorb_and_store, expand
 from blink.kernels.latent import AttendLatents, LatentKernels
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LatentSizes
@@ -22,4 +22,4 @@ def plan_latents(
     return lambda query, cache, scale, kv_scales: attend(query, cache, planned, sizes, scale, kv_scales)
 
 
-KERNELS = LatentKernels(plan_latents, absorb_and_store)
+KERNELS = LatentKernels(plan_latents, absorb_and_store, expand)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportMissingParameterType=false
 """The mixture-of-experts MLP on the GPU: routing, two grouped GEMMs (the first with the activation), weighted sum.
 
 Grids are sized for the worst distribution over experts; programs find their tile in the experts' counts. Each token's
@@ -23,7 +23,7 @@ from blink.kernels.gpu.gemm.dequantize import dequantize_fp8
 from blink.kernels.gpu.moe.grouped_gguf import multiply_gguf_experts
 from blink.kernels.gpu.moe.grouped_packed import multiply_packed
 from blink.kernels.gpu.moe.routing import Routes, find_tile, route
-from blink.kernels.gpu.pdl import launch_options, start_pdl
+from blink.kernels.gpu.pdl import launch_options, overlap, start_pdl
 from blink.kernels.operands import Activation
 
 
@@ -64,8 +64,9 @@ def moe(
     found = (x.new_empty if held == router_logits.shape[1] else x.new_zeros)(num_pairs, hidden)
     result = torch.empty_like(x)
     inner_bias, bias = biases or (None, None)
-    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias)
-    multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias)
+    pdl = bool(overlap(x, max_tokens))
+    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias, pdl=pdl)
+    multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias, pdl=pdl)
     combine_weighted(found, routes.weights, weights, num_tokens, result, renormalize=renormalize)
     return result
 
@@ -94,6 +95,7 @@ def combine(found: Tensor, weights: Tensor, num_tokens: Tensor, result: Tensor, 
         RENORMALIZE=renormalize,
         BLOCK=block,
         num_warps=4,
+        **overlap(found, max_tokens),
     )
 
 
@@ -238,9 +240,12 @@ def _load_weights(places, DTYPE: tl.constexpr, IS_FP8: tl.constexpr, FAST: tl.co
 
 @triton.jit
 def _combine(
-    found, weights, num_tokens, result, hidden, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr
-):
+    found, weights, num_tokens, result, hidden, TOP_K: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
+):  # fmt: skip
     """Sum one token's weighted results."""
+    if PDL:
+        start_pdl()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden

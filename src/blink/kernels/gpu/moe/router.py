@@ -1,20 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportMissingParameterType=false
-"""The choice of experts on the GPU, a program for each token."""
+"""The choice of experts on the GPU, a program for each token.
+
+With few tokens, several programs for each compute the router's logits, and the last of them chooses. Each logit is the
+sum of one program: it has the same bits in every step.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.formats.base import Weight, plain
+from blink.kernels.gpu.pdl import overlap, start_pdl
+from blink.kernels.router import Chosen
+
 if TYPE_CHECKING:
     from blink.models.mlps import Router
 
+MOST_FUSED_ROWS = 0  # that choose_of_rows() takes: none before it is timed on a GPU
+_MOST_COUNTERS = 64
+_EXPERTS_PER_PROGRAM, _DEPTH = 4, 1024
 _NO_SUM = tl.constexpr(1e-20)  # is added to sums, which else might be 0
 
 
@@ -29,21 +41,64 @@ def choose_experts(logits: Tensor, router: Router, bias: Tensor | None, dtype: t
         ranks,
         weights,
         router.scale,
-        EXPERTS=experts,
-        TOP_K=router.top_k,
-        GROUPS=router.groups,
-        TOP_GROUPS=router.top_groups,
-        GROUP_BEST=router.group_best,
-        IS_SIGMOID=router.score == "sigmoid",
-        HAS_BIAS=bias is not None,
-        RENORMALIZE=router.renormalize,
-        BLOCK=triton.next_power_of_2(experts),
-        BLOCK_GROUPS=triton.next_power_of_2(router.groups),
-        BLOCK_MEMBERS=triton.next_power_of_2(experts // router.groups),
-        BLOCK_K=triton.next_power_of_2(router.top_k),
+        **_list_sizes(router, experts, has_bias=bias is not None),
         num_warps=4 if experts > 128 else 1,
+        **overlap(logits, tokens),
     )
     return ranks, weights
+
+
+def choose_of_rows(x: Tensor, weight: Weight, router: Router, bias: Tensor | None) -> Chosen | None:
+    """Return the experts of rows x [tokens, hidden]; weight: float32 [experts, hidden]; None: of more rows."""
+    tokens, hidden = x.shape
+    if tokens > MOST_FUSED_ROWS:
+        return None
+    matrix, experts = plain(weight), weight.shape[0]
+    assert x.is_contiguous() and matrix.is_contiguous() and tokens <= _MOST_COUNTERS
+    logits = matrix.new_empty(tokens, experts)
+    chosen = Chosen(x.new_empty(tokens, experts), matrix.new_empty(tokens, router.top_k, dtype=torch.float32))
+    programs = triton.cdiv(experts, _EXPERTS_PER_PROGRAM)
+    _multiply_and_choose[(programs, tokens)](
+        x,
+        matrix,
+        _counters(x.device),
+        logits,
+        matrix if bias is None else bias,
+        chosen.ranks,
+        chosen.weights,
+        router.scale,
+        HIDDEN=hidden,
+        OWN=_EXPERTS_PER_PROGRAM,
+        DEPTH=_DEPTH,
+        **_list_sizes(router, experts, has_bias=bias is not None),
+        num_warps=4,
+        **overlap(x, tokens),
+    )
+    return chosen
+
+
+@functools.cache
+def _counters(device: torch.device) -> Tensor:
+    """Return how many programs of each token are done: zeros between kernels. Never freed: captured graphs use it."""
+    return torch.zeros(_MOST_COUNTERS, dtype=torch.int32, device=device)
+
+
+def _list_sizes(router: Router, experts: int, *, has_bias: bool) -> dict[str, Any]:
+    """Return what both kernels are compiled for."""
+    return {
+        "EXPERTS": experts,
+        "TOP_K": router.top_k,
+        "GROUPS": router.groups,
+        "TOP_GROUPS": router.top_groups,
+        "GROUP_BEST": router.group_best,
+        "IS_SIGMOID": router.score == "sigmoid",
+        "HAS_BIAS": has_bias,
+        "RENORMALIZE": router.renormalize,
+        "BLOCK": triton.next_power_of_2(experts),
+        "BLOCK_GROUPS": triton.next_power_of_2(router.groups),
+        "BLOCK_MEMBERS": triton.next_power_of_2(experts // router.groups),
+        "BLOCK_K": triton.next_power_of_2(router.top_k),
+    }
 
 
 @triton.jit
@@ -51,9 +106,56 @@ def _choose(
     logits, bias, ranks, weights, scale, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
     RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_MEMBERS: tl.constexpr,
+    BLOCK_K: tl.constexpr, PDL: tl.constexpr = False,
+):  # fmt: skip
+    if PDL:
+        start_pdl()
+    _choose_of_token(
+        tl.program_id(0).to(tl.int64), logits, bias, ranks, weights, scale, EXPERTS, TOP_K, GROUPS, TOP_GROUPS,
+        GROUP_BEST, IS_SIGMOID, HAS_BIAS, RENORMALIZE, BLOCK, BLOCK_GROUPS, BLOCK_MEMBERS, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit
+def _multiply_and_choose(
+    x, matrix, counters, logits, bias, ranks, weights, scale,
+    HIDDEN: tl.constexpr, OWN: tl.constexpr, DEPTH: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, IS_SIGMOID: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_GROUPS: tl.constexpr,
+    BLOCK_MEMBERS: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr = False,
+):  # fmt: skip
+    """Compute some logits of a token; who is the last of its programs chooses."""
+    if PDL:
+        start_pdl()
+    token = tl.program_id(1).to(tl.int64)
+    own = tl.program_id(0) * OWN + tl.arange(0, OWN)
+    total = tl.zeros((OWN,), tl.float32)
+    for start in range(0, HIDDEN, DEPTH):
+        k = start + tl.arange(0, DEPTH)
+        values = tl.load(x + token * HIDDEN + k, mask=k < HIDDEN, other=0.0).to(tl.float32)
+        inside = (own < EXPERTS)[:, None] & (k < HIDDEN)[None, :]
+        total += tl.sum(
+            tl.load(matrix + own[:, None] * HIDDEN + k[None, :], mask=inside, other=0.0) * values[None, :], axis=1
+        )
+    tl.store(logits + token * EXPERTS + own, total, mask=own < EXPERTS)
+    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+    tl.debug_barrier()
+    if tl.atomic_add(counters + token, 1, sem="acq_rel", scope="gpu") == tl.num_programs(0) - 1:
+        tl.store(counters + token, 0)
+        _choose_of_token(
+            token, logits, bias, ranks, weights, scale, EXPERTS, TOP_K, GROUPS, TOP_GROUPS,
+            GROUP_BEST, IS_SIGMOID, HAS_BIAS, RENORMALIZE, BLOCK, BLOCK_GROUPS, BLOCK_MEMBERS, BLOCK_K,
+        )  # fmt: skip
+
+
+@triton.jit
+def _choose_of_token(
+    token, logits, bias, ranks, weights, scale, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, IS_SIGMOID: tl.constexpr, HAS_BIAS: tl.constexpr,
+    RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_GROUPS: tl.constexpr, BLOCK_MEMBERS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
+    """Choose one token's experts."""
     expert, place = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     source = logits + token * EXPERTS
     largest, mass = 0.0, 1.0

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blink.kernels.gpu.pdl import overlap, start_pdl
+
 _TOKENS = 32
 _FEW_TOKENS = 128
 _CHOOSING_TOKENS = 16  # of a program
@@ -53,6 +55,7 @@ def route(router_logits: Tensor, num_tokens: Tensor, top_k: int) -> Routes:
         EXPERTS_BLOCK=triton.next_power_of_2(num_experts),
         TOKENS_BLOCK=block,
         num_warps=8,
+        **overlap(router_logits, max_tokens),
     )
     return routes
 
@@ -104,7 +107,10 @@ def _route(
     TOP_K: tl.constexpr,
     EXPERTS_BLOCK: tl.constexpr,
     TOKENS_BLOCK: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):
+    if PDL:
+        start_pdl()
     collect_pairs(
         tl.program_id(0), router_logits, num_tokens, routes, max_tokens, num_experts, TOP_K, EXPERTS_BLOCK, TOKENS_BLOCK
     )

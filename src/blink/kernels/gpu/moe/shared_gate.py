@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
-"""The gate of an expert that all tokens have, in steps of few rows: one kernel with the norm that it reads."""
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
+"""The gate of an expert that all tokens have, by one kernel with the norm that it reads or the sum of all experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.pdl import launch_options, start_pdl
+from blink.kernels.gpu.pdl import launch_options, overlap, start_pdl
+from blink.kernels.shared_expert import add_shared_expert
+
+ADDS_IN_ONE = False  # whether add_shared() is taken, where PyTorch has up to four kernels; until timed on a GPU
 
 
 def scale_by_gate(inner: Tensor, x: Tensor, norm_weight: Tensor, eps: float, gate: Tensor) -> None:
@@ -49,3 +52,39 @@ def _scale(
     rate = tl.rsqrt(tl.sum(values * values) / HIDDEN + eps)
     score = tl.sum(values * weights * gates) * rate
     tl.store(at, scaled / (1.0 + tl.exp(-score)), column < SIZE)
+
+
+def add_shared(found: Tensor, same: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
+    """Compute kernels/shared_expert.py's sum in place."""
+    if not ADDS_IN_ONE:
+        return add_shared_expert(found, same, x, gate)
+    (rows, hidden), gates = found.shape, gate is not None
+    assert found.is_contiguous() and same.is_contiguous() and x.is_contiguous() and same.shape == x.shape == found.shape
+    _add[(rows,)](
+        *(found, same, x, x if gate is None else gate),
+        HIDDEN=hidden,
+        HAS_GATE=gates,
+        BLOCK=triton.next_power_of_2(hidden),
+        num_warps=8,
+        **overlap(found, rows),
+    )
+    return found
+
+
+@triton.jit
+def _add(
+    found, same, x, gate, HIDDEN: tl.constexpr, HAS_GATE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr = False
+):  # fmt: skip
+    """Add one row."""
+    if PDL:
+        start_pdl()
+    column = tl.arange(0, BLOCK)
+    inside = column < HIDDEN
+    place = tl.program_id(0).to(tl.int64) * HIDDEN + column
+    added = tl.load(same + place, inside, other=0.0).to(tl.float32)
+    total = tl.load(found + place, inside, other=0.0).to(tl.float32)
+    if HAS_GATE:
+        values = tl.load(x + place, inside, other=0.0).to(tl.float32)
+        score = tl.sum(values * tl.load(gate + column, inside, other=0.0).to(tl.float32))
+        added = added / (1.0 + tl.exp(-score))
+    tl.store(found + place, total + added, inside)
