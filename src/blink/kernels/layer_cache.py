@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -24,6 +27,18 @@ class LayerCache:
         _, self.num_blocks, self.block_size, self.kv_heads, self.head_dim = cells.shape
         self.values_offset = cells.stride(0)  # how many numbers behind a key its value lies
         self.dtype, self.device = cells.dtype, cells.device
+
+
+def allocate_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros. A CPU's take a page of memory once something is written there.
+
+    Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class StateCache:

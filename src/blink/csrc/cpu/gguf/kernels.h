@@ -41,10 +41,30 @@ struct Bf16Matmul {
 };
 using MultiplyBf16 = void (*)(const Bf16Matmul&);
 
+// Rows of x rounded to 8 bits: quants [x_rows, columns]; a scale of each 32 columns; of each 16, the sum of what the
+// quants stand for.
+struct Int8Rows {
+  const int8_t* quants;
+  const float* scales;
+  const float* sums;
+};
+
+// As GgufMatmul, with x in 8 bits; columns are a multiple of 32.
+struct Int8Matmul {
+  GgufRows weight;
+  uint32_t columns, x_rows;
+  Int8Rows x;
+  float* out;
+  uint64_t out_stride;
+};
+using MultiplyInt8 = void (*)(const Int8Matmul&);
+
 // Null where the processor or the build lacks it.
 MultiplyBf16 amx_bf16_kernel();
-// The reference.
+MultiplyInt8 vnni_int8_kernel();
+// The references.
 MultiplyBf16 plain_bf16_kernel();
+MultiplyInt8 plain_int8_kernel();
 
 // Null where the library was built for another processor.
 const GgufKernels* avx512_gguf_kernels();
