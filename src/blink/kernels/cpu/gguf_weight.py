@@ -95,15 +95,16 @@ class GgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == torch.float32 and x.is_contiguous()
-        result = torch.empty(x.shape[0], self.shape[0])
-        first = find_prompt_rows(len(x))
-        if first < len(x):
+        rows = x.shape[0]  # its length, which Python asks for more slowly
+        result = torch.empty(rows, self.shape[0])
+        first = find_prompt_rows(rows)
+        if first < rows:
             self.multiply_rounded(x[first:], result[first:])
+        operands = self._address, x.data_ptr(), first, result.data_ptr(), find_thread_pool()
         if first and rounds_activations():
-            self.multiply_int8(x[:first], result[:first])
+            lib.blink_multiply_gguf_int8(Int8Isa.BEST, *operands)
         elif first:
-            pool = find_thread_pool()
-            lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), first, result.data_ptr(), pool)
+            lib.blink_multiply_gguf(self._isa, *operands)
         return result
 
     def multiply_int8(self, x: Tensor, out: Tensor, isa: Int8Isa = Int8Isa.BEST) -> None:

@@ -10,8 +10,8 @@
 
 namespace blink {
 
-constexpr uint32_t kInt8Group = 32;  // values of a scale
-constexpr uint64_t kInt8Tile = 16;   // rows of a weight that the kernels take at a time
+constexpr uint32_t kInt8Group = 32;      // values of a scale
+constexpr uint64_t kInt8Tile = 16;       // rows of a weight that the kernels take at a time
 constexpr uint32_t kSharedRounding = 8;  // rows of x from which on threads share its rounding
 
 enum class Int8Isa : uint32_t { kBest, kPlain, kVnni };
