@@ -14,7 +14,7 @@ from blink.config import EngineConfig
 from blink.engine import cpu as engine
 from blink.errors import ConfigError
 from blink.formats.gguf import GgufRows
-from blink.kernels.cpu.gguf_weight import Bf16Isa, GgufWeight, Int8Isa
+from blink.kernels.cpu.gguf_weight import Bf16Isa, GgufWeight, Int16Isa
 from blink.kernels.rounding import EXACT, LEAST_ROWS, Rounding, begin_step, find_prompt_rows
 from gguf_blocks import KINDS, dequantize, make_blocks
 
@@ -77,7 +77,7 @@ def test_prompts_of_32_tokens_and_more_are_rounded(tokens: int, first: int, rows
         begin_step(EXACT, 0, 0)
 
 
-FLAGS = ({"cpu_prompt_gemm": "bfloat16"}, {"cpu_gemm": "int8"})
+FLAGS = ({"cpu_prompt_gemm": "bfloat16"}, {"cpu_gemm": "int16"})
 
 
 @pytest.mark.parametrize("flag", FLAGS)
@@ -87,7 +87,7 @@ def test_rounding_is_refused_with_what_compares_bits(options: dict[str, Any], fl
         engine.check_rounding(EngineConfig(**flag, **options))
 
 
-@pytest.mark.parametrize(("flag", "isa", "name"), [(FLAGS[0], Bf16Isa, "AMX"), (FLAGS[1], Int8Isa, "VNNI")])
+@pytest.mark.parametrize(("flag", "isa", "name"), [(FLAGS[0], Bf16Isa, "AMX"), (FLAGS[1], Int16Isa, "VNNI")])
 def test_rounding_is_refused_without_instructions_for_it(
     flag: dict[str, Any], isa: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
-from blink.kernels.cpu.gguf_weight import Bf16Isa, Int8Isa
+from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.rounding import Rounding
 from blink.link.model_orders import SOCKET as MODEL
@@ -250,16 +250,16 @@ class CpuEngine(Engine):
 
 def find_rounding(config: EngineConfig) -> Rounding:
     """Return what GEMMs may round."""
-    return Rounding(activations=config.cpu_gemm == "int8", prompts=config.cpu_prompt_gemm == "bfloat16")
+    return Rounding(activations=config.cpu_gemm == "int16", prompts=config.cpu_prompt_gemm == "bfloat16")
 
 
 def check_rounding(config: EngineConfig) -> None:
     """Refuse rounding that the processor, or another option, has no use for."""
     rounding = find_rounding(config)
     if rounding and (is_deterministic(config) or config.tensor_parallel_size > 1):
-        flag = "--cpu-gemm int8" if rounding.activations else "--cpu-prompt-gemm bfloat16"
+        flag = "--cpu-gemm int16" if rounding.activations else "--cpu-prompt-gemm bfloat16"
         raise ConfigError(f"{flag} goes neither with --deterministic nor with --tensor-parallel-size")
-    if rounding.activations and not Int8Isa.BEST.is_here:
-        raise ConfigError("--cpu-gemm int8 needs a processor with AVX-512 VNNI: leave it out")
+    if rounding.activations and not Int16Isa.BEST.is_here:
+        raise ConfigError("--cpu-gemm int16 needs a processor with AVX-512 VNNI: leave it out")
     if rounding.prompts and not Bf16Isa.BEST.is_here:
         raise ConfigError("--cpu-prompt-gemm bfloat16 needs a processor with AMX: leave it out")

@@ -2,7 +2,7 @@
 """Which rows of a step's activations the GEMMs with GGUF matrices round: --cpu-gemm and --cpu-prompt-gemm.
 
 A decode row must give the same bits whatever its number, as speculation compares them. So what rounds prompts leaves
-decode rows alone, and what rounds all rows to 8 bits rounds each by itself.
+decode rows alone, and what rounds all rows to 16 bits rounds each by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LEAST_ROWS: Final = 32  # of prompts in a step, from which on rounding to bfloat
 class Rounding:
     """What may be rounded."""
 
-    activations: bool = False  # of all rows, to 8 bits
+    activations: bool = False  # of all rows, to 16 bits
     prompts: bool = False  # prompts' activations and the weights, to bfloat16
 
     def __bool__(self) -> bool:
@@ -51,5 +51,5 @@ def find_prompt_rows(rows: int) -> int:
 
 
 def rounds_activations() -> bool:
-    """Whether other rows are rounded to 8 bits."""
+    """Whether other rows are rounded to 16 bits."""
     return _step.rounding.activations

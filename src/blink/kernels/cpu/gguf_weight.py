@@ -48,8 +48,8 @@ class Bf16Isa(IntEnum):
         return bool(lib.blink_has_bf16_kernel(self))
 
 
-class Int8Isa(IntEnum):
-    """What multiplies in 8-bit integers; csrc/cpu/gguf/int8.h."""
+class Int16Isa(IntEnum):
+    """What multiplies in integers; csrc/cpu/gguf/int16.h."""
 
     BEST = 0
     PLAIN = 1  # the reference
@@ -58,7 +58,7 @@ class Int8Isa(IntEnum):
     @property
     def is_here(self) -> bool:
         """Whether this machine has it."""
-        return bool(lib.blink_has_int8_kernel(self))
+        return bool(lib.blink_has_int16_kernel(self))
 
 
 def row_bytes(format: int, columns: int) -> int:
@@ -102,16 +102,16 @@ class GgufWeight(QuantizedEmbedding):
             self.multiply_rounded(x[first:], result[first:])
         operands = self._address, x.data_ptr(), first, result.data_ptr(), find_thread_pool()
         if first and rounds_activations():
-            lib.blink_multiply_gguf_int8(Int8Isa.BEST, *operands)
+            lib.blink_multiply_gguf_int16(Int16Isa.BEST, *operands)
         elif first:
             lib.blink_multiply_gguf(self._isa, *operands)
         return result
 
-    def multiply_int8(self, x: Tensor, out: Tensor, isa: Int8Isa = Int8Isa.BEST) -> None:
-        """Write x @ weight.T to out, with x rounded to 8 bits: 32 values of a row share a scale."""
+    def multiply_int16(self, x: Tensor, out: Tensor, isa: Int16Isa = Int16Isa.BEST) -> None:
+        """Write x @ weight.T to out, with x rounded to 16 bits: 32 values of a row share a scale."""
         assert x.dtype == torch.float32 and x.is_contiguous() and out.is_contiguous()
         pool = find_thread_pool()
-        lib.blink_multiply_gguf_int8(isa, self._address, x.data_ptr(), len(x), out.data_ptr(), pool)
+        lib.blink_multiply_gguf_int16(isa, self._address, x.data_ptr(), len(x), out.data_ptr(), pool)
 
     def multiply_rounded(self, x: Tensor, out: Tensor, isa: Bf16Isa = Bf16Isa.BEST) -> None:
         """Write x @ weight.T to out, with both rounded to bfloat16 and sums in float32."""

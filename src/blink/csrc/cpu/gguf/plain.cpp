@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cpu/gguf/bf16.h"
-#include "cpu/gguf/int8.h"
+#include "cpu/gguf/int16.h"
 #include "cpu/gguf/tiles.h"
 
 namespace blink {
@@ -64,15 +64,18 @@ void multiply_bf16(const Bf16Matmul& p) {
   multiply_plainly(p, round, [&](uint64_t at) { return widen_bf16(p.x[at]); });
 }
 
-void multiply_int8(const Int8Matmul& p) {
-  const auto widen = [&](uint64_t at) { return p.x.scales[at / kInt8Group] * float(p.x.quants[at]); };
+void multiply_int16(const Int16Matmul& p) {
+  const auto widen = [&](uint64_t at) {
+    const int8_t* halves = p.x.quants + 2 * at - at % kInt16Group;
+    return p.x.scales[at / kInt16Group] * float(halves[0] * 256 + halves[kInt16Group]);
+  };
   multiply_plainly(p, [](float value) { return value; }, widen);
 }
 
 }  // namespace
 
 MultiplyBf16 plain_bf16_kernel() { return multiply_bf16; }
-MultiplyInt8 plain_int8_kernel() { return multiply_int8; }
+MultiplyInt16 plain_int16_kernel() { return multiply_int16; }
 
 const GgufKernels* plain_gguf_kernels() { return &kGgufKernels<Plain>; }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GEMMs in 8-bit integers on AVX-512 VNNI; compiled for it, so nothing here may be called before the processor was
+// GEMMs in integers on AVX-512 VNNI; compiled for it, so nothing here may be called before the processor was
 // asked. A dot product adds four columns of a row of the weight up with the same four of x: see columns.h.
 #include "cpu/gguf/kernels.h"
 
@@ -15,11 +15,15 @@ BLINK_INLINE Words spread_word(const int8_t* bytes) {
   return _mm512_set1_epi32(word);
 }
 
-// The products of 16 columns.
+// The products of 16 columns: those of the upper halves of x count 256 times.
 BLINK_INLINE Words dot_half(const Words* quants, const int8_t* x) {
   Words sums = _mm512_setzero_si512();
   unroll<4>([&](auto i) __attribute__((always_inline)) {
     sums = _mm512_dpbusd_epi32(sums, quants[i], spread_word(x + 4 * i));
+  });
+  sums = _mm512_slli_epi32(sums, 8);
+  unroll<4>([&](auto i) __attribute__((always_inline)) {
+    sums = _mm512_dpbusd_epi32(sums, quants[i], spread_word(x + kGroup + 4 * i));
   });
   return sums;
 }
@@ -42,13 +46,13 @@ BLINK_INLINE __m512 add_group(__m512 total, const Group& group, const int8_t* x,
 // Products of 16 rows of the weight, of which `count` are wanted, with kRows rows of x from `row` on; rows that x lacks
 // are computed as its last one and dropped.
 template <class Format, uint32_t kRows>
-BLINK_INLINE void multiply_tile(const Int8Matmul& p, Rows rows, uint32_t row, float* out, uint32_t count) {
+BLINK_INLINE void multiply_tile(const Int16Matmul& p, Rows rows, uint32_t row, float* out, uint32_t count) {
   constexpr uint32_t kGroups = Format::kValues / kGroup;
   const int8_t* x[kRows];
   const float *scales[kRows], *sums[kRows];
   unroll<kRows>([&](auto i) __attribute__((always_inline)) {
     const uint64_t own = row + i < p.x_rows ? row + i : p.x_rows - 1;
-    x[i] = p.x.quants + own * p.columns;
+    x[i] = p.x.quants + 2 * own * p.columns;
     scales[i] = p.x.scales + own * (p.columns / kGroup);
     sums[i] = p.x.sums + own * (p.columns / kGroup * 2);
   });
@@ -62,8 +66,8 @@ BLINK_INLINE void multiply_tile(const Int8Matmul& p, Rows rows, uint32_t row, fl
       Group group;
       block.read(rows, index, group);
       unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-        totals[i] =
-            add_group<Block<Format>::kHalves>(totals[i], group, x[i] + at * kGroup, scales[i][at], sums[i] + 2 * at);
+        totals[i] = add_group<Block<Format>::kHalves>(totals[i], group, x[i] + 2 * at * kGroup, scales[i][at],
+                                                      sums[i] + 2 * at);
       });
     }
   }
@@ -73,14 +77,14 @@ BLINK_INLINE void multiply_tile(const Int8Matmul& p, Rows rows, uint32_t row, fl
 }
 
 template <class Format, uint32_t kRows>
-void multiply_all(const Int8Matmul& p) {
+void multiply_all(const Int16Matmul& p) {
   for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
     for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply_tile<Format, kRows>(p, rows, row, out, count);
   });
 }
 
 template <class Format>
-void multiply_any(const Int8Matmul& p) {
+void multiply_any(const Int16Matmul& p) {
   if (p.x_rows == 1)
     multiply_all<Format, 1>(p);
   else if (p.x_rows == 2)
@@ -91,17 +95,17 @@ void multiply_any(const Int8Matmul& p) {
     multiply_all<Format, 8>(p);
 }
 
-void multiply_vnni(const Int8Matmul& p) {
+void multiply_vnni(const Int16Matmul& p) {
   with_format(p.weight.format, [&]<class Format>(Format) { multiply_any<Format>(p); });
 }
 
 }  // namespace
 
-MultiplyInt8 vnni_int8_kernel() { return __builtin_cpu_supports("avx512vnni") != 0 ? multiply_vnni : nullptr; }
+MultiplyInt16 vnni_int16_kernel() { return __builtin_cpu_supports("avx512vnni") != 0 ? multiply_vnni : nullptr; }
 
 }  // namespace blink
 #else
 namespace blink {
-MultiplyInt8 vnni_int8_kernel() { return nullptr; }
+MultiplyInt16 vnni_int16_kernel() { return nullptr; }
 }  // namespace blink
 #endif

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GEMMs in 8-bit integers: against activations that are rounded likewise, and each row by itself."""
+"""GEMMs in integers: against activations that are rounded likewise, and each row by itself."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from blink.formats.gguf import GgufRows
-from blink.kernels.cpu.gguf_weight import GgufWeight, Int8Isa
+from blink.kernels.cpu.gguf_weight import GgufWeight, Int16Isa
 from blink.kernels.rounding import EXACT, Rounding, begin_step
 from gguf_blocks import KINDS, dequantize, make_blocks
 
 Kind = gguf.GGMLQuantizationType
-HERE = [isa for isa in (Int8Isa.PLAIN, Int8Isa.VNNI) if isa.is_here]
+HERE = [isa for isa in (Int16Isa.PLAIN, Int16Isa.VNNI) if isa.is_here]
 _GROUP = 32  # values of a scale
 
 
-def multiply(weight: GgufWeight, x: Tensor, isa: Int8Isa) -> Tensor:
+def multiply(weight: GgufWeight, x: Tensor, isa: Int16Isa) -> Tensor:
     out = torch.full((len(x), weight.shape[0]), torch.nan)
-    weight.multiply_int8(x, out, isa)
+    weight.multiply_int16(x, out, isa)
     return out
 
 
@@ -33,10 +33,10 @@ def make_weight(kind: Kind, sizes: tuple[int, ...], columns: int) -> tuple[GgufW
     return GgufWeight(parts, columns), torch.cat([dequantize(each, kind) for each in blocks])
 
 
-def round_to_int8(x: Tensor) -> Tensor:
-    """The oracle: the largest magnitude of 32 values is 127."""
+def round_to_int16(x: Tensor) -> Tensor:
+    """The oracle: the largest magnitude of 32 values is 32,512."""
     groups = x.view(len(x), -1, _GROUP)
-    scales = groups.abs().amax(-1, keepdim=True) / 127
+    scales = groups.abs().amax(-1, keepdim=True) / 32512
     return (torch.where(scales > 0, groups / scales, 0).round() * scales).view(x.shape)
 
 
@@ -49,7 +49,7 @@ def rounding() -> Iterator[None]:
 
 @pytest.mark.parametrize("isa", HERE)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_products_are_those_of_rounded_activations(kind: Kind, isa: Int8Isa) -> None:
+def test_products_are_those_of_rounded_activations(kind: Kind, isa: Int16Isa) -> None:
     """Parts that end within a tile of 16 rows; numbers of rows that have tiles of their own, and others."""
     step = gguf.GGML_QUANT_SIZES[kind][0]
     torch.manual_seed(57)
@@ -58,13 +58,13 @@ def test_products_are_those_of_rounded_activations(kind: Kind, isa: Int8Isa) -> 
         for rows in (1, 2, 3, 5, 8, 11):
             x = torch.randn(rows, columns)
             x[0, :_GROUP] = 0
-            rounded = round_to_int8(x).double()
+            rounded = round_to_int16(x).double()
             exact, terms = rounded @ values.double().T, rounded.abs() @ values.double().abs().T
             # A value halfway between two whole numbers may be rounded either way: none is that close here.
             assert ((multiply(weight, x, isa).double() - exact).abs() <= 2e-5 * terms + 1e-30).all()
 
 
-@pytest.mark.skipif(not Int8Isa.BEST.is_here, reason="needs AVX-512 VNNI")
+@pytest.mark.skipif(not Int16Isa.BEST.is_here, reason="needs AVX-512 VNNI")
 @pytest.mark.usefixtures("rounding")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_row_has_the_same_bits_whatever_its_number(kind: Kind) -> None:
@@ -81,7 +81,7 @@ def test_a_row_has_the_same_bits_whatever_its_number(kind: Kind) -> None:
 
 @pytest.mark.parametrize("isa", HERE)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_gives_none(value: float, isa: Int8Isa) -> None:
+def test_what_is_no_number_gives_none(value: float, isa: Int16Isa) -> None:
     """So a step that fails is seen as one: kInvalidLogits."""
     weight, _ = make_weight(Kind.Q8_0, (20,), 64)
     x = torch.ones(2, 64)
