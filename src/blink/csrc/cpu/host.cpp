@@ -255,7 +255,7 @@ void blink_multiply_gguf_bf16(Bf16Isa isa, const GgufWeight* weight, const float
 }
 uint32_t blink_has_int16_kernel(Int16Isa isa) { return find_int16_kernel(isa) != nullptr; }
 void blink_multiply_gguf_int16(Int16Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
-                              ThreadPool* pool) {
+                               ThreadPool* pool) {
   multiply_int16(find_int16_kernel(isa), *weight, x, x_rows, out, *pool);
 }
 void blink_dequantize_gguf(Isa isa, const GgufWeight* weight, float* out, ThreadPool* pool) {
