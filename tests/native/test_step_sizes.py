@@ -55,8 +55,10 @@ def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float,
         assert run_step(h, pair, inbox) == graph
 
 
-@pytest.mark.parametrize(("patient_steps", "tokens"), [(0, 512), (16, 48), (32, 32)])
-def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("patient_steps", "prompt", "tokens"), [(0, 256, 512), (16, 256, 48), (32, 256, 32), (32, 100, 16), (0, 100, 224)]
+)
+def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, prompt: int, tokens: int) -> None:
     """Prompt tokens that cost as much in small steps: without patience one step takes all that fit next to the rows."""
     linear = lambda count: 1.0 * count  # noqa: E731
     with running(CONFIG, **SIZES, patient_steps=patient_steps) as h:
@@ -64,7 +66,7 @@ def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, to
         pair, inbox, _ = start_decoding(h)
         fill(h, decoding=linear, mixed=linear)
         for i in range(2):
-            submit(h, pair, prompt_of(256, i + 30), max_tokens=2, cached=False)
+            submit(h, pair, prompt_of(prompt, i + 30), max_tokens=2, cached=False)
         inbox.drain(pair)
         h.step(4)
         h.step(4)

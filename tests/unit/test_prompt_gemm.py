@@ -14,11 +14,12 @@ from blink.config import EngineConfig
 from blink.engine import cpu as engine
 from blink.errors import ConfigError
 from blink.formats.gguf import GgufRows
-from blink.kernels.cpu.gguf_weight import Bf16Isa, GgufWeight
-from blink.kernels.prompt_rows import LEAST_ROWS, expect_rows, find_prompt_rows
+from blink.kernels.cpu.gguf_weight import Bf16Isa, GgufWeight, Int16Isa
+from blink.kernels.rounding import EXACT, LEAST_ROWS, Rounding, begin_step, find_prompt_rows
 from gguf_blocks import KINDS, dequantize, make_blocks
 
 Kind = gguf.GGMLQuantizationType
+PROMPTS = Rounding(prompts=True)
 HERE = [isa for isa in (Bf16Isa.PLAIN, Bf16Isa.AMX) if isa.is_here]
 
 
@@ -53,7 +54,7 @@ def test_decode_rows_are_never_rounded() -> None:
     exact = weight.multiply(x)
     if not Bf16Isa.BEST.is_here:  # what rounds is not here, which the engine refuses
         return
-    expect_rows(len(x), 3)
+    begin_step(PROMPTS, len(x), 3)
     try:
         found, of_fewer = weight.multiply(x), weight.multiply(x[:5])
         assert torch.equal(found[:3], exact[:3])
@@ -61,7 +62,7 @@ def test_decode_rows_are_never_rounded() -> None:
         assert torch.equal(of_fewer, exact[:5])
         assert not torch.equal(found[3:], exact[3:])
     finally:
-        expect_rows(0, 0)
+        begin_step(EXACT, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -69,21 +70,28 @@ def test_decode_rows_are_never_rounded() -> None:
     [(40, 8, 40, 8), (40, 9, 40, 40), (40, 0, 40, 0), (40, 0, 39, 39), (300, 300, 300, 300), (0, 0, 0, 0)],
 )
 def test_prompts_of_32_tokens_and_more_are_rounded(tokens: int, first: int, rows: int, found: int) -> None:
-    expect_rows(tokens, first)
+    begin_step(PROMPTS, tokens, first)
     try:
         assert find_prompt_rows(rows) == found
     finally:
-        expect_rows(0, 0)
+        begin_step(EXACT, 0, 0)
 
 
+FLAGS = ({"cpu_prompt_gemm": "bfloat16"}, {"cpu_gemm": "int16"})
+
+
+@pytest.mark.parametrize("flag", FLAGS)
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"tensor_parallel_size": 2}])
-def test_rounding_is_refused_with_what_compares_bits(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="--cpu-prompt-gemm bfloat16 goes neither"):
-        engine._check_prompt_gemm(EngineConfig(cpu_prompt_gemm="bfloat16", **options))
+def test_rounding_is_refused_with_what_compares_bits(options: dict[str, Any], flag: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"gemm \w+ goes neither"):
+        engine.check_rounding(EngineConfig(**flag, **options))
 
 
-def test_rounding_is_refused_without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Bf16Isa, "is_here", False)
-    engine._check_prompt_gemm(EngineConfig())
-    with pytest.raises(ConfigError, match="needs a processor with AMX"):
-        engine._check_prompt_gemm(EngineConfig(cpu_prompt_gemm="bfloat16"))
+@pytest.mark.parametrize(("flag", "isa", "name"), [(FLAGS[0], Bf16Isa, "AMX"), (FLAGS[1], Int16Isa, "VNNI")])
+def test_rounding_is_refused_without_instructions_for_it(
+    flag: dict[str, Any], isa: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isa, "is_here", False)
+    engine.check_rounding(EngineConfig())
+    with pytest.raises(ConfigError, match=rf"needs a processor with .*{name}"):
+        engine.check_rounding(EngineConfig(**flag))

@@ -28,8 +28,9 @@ from blink.engine.state import HostState
 from blink.errors import ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
-from blink.kernels.cpu.gguf_weight import Bf16Isa
+from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache
+from blink.kernels.rounding import Rounding
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
 from blink.models.weights.eagle_loader import load_eagle
@@ -83,7 +84,7 @@ class CpuEngine(Engine):
         if is_deterministic(config) and size > 1:
             raise ConfigError("--deterministic works with one rank")
         check_ranks(config.speculation, size)
-        _check_prompt_gemm(config)
+        check_rounding(config)
         if size == 1:
             return self._make_runner(load_model(config.model, device, dtype), config)
         torch.set_num_threads(max(torch.get_num_threads() // size, 1))
@@ -97,7 +98,7 @@ class CpuEngine(Engine):
             head = load_eagle(config.speculation.head, model)
             model.add_head(head)
             runner.drafter = EagleDrafter(model, head, config.speculation.num_tokens)
-        runner.rounds_prompts = config.cpu_prompt_gemm == "bfloat16"
+        runner.rounding = find_rounding(config)
         if is_deterministic(config):
             check_deterministic(sites_of(model, config.block_size))
             runner.by_token = True
@@ -258,12 +259,18 @@ class CpuEngine(Engine):
         return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)
 
 
-def _check_prompt_gemm(config: EngineConfig) -> None:
+def find_rounding(config: EngineConfig) -> Rounding:
+    """Return what GEMMs may round."""
+    return Rounding(activations=config.cpu_gemm == "int16", prompts=config.cpu_prompt_gemm == "bfloat16")
+
+
+def check_rounding(config: EngineConfig) -> None:
     """Refuse rounding that the processor, or another option, has no use for."""
-    if config.cpu_prompt_gemm == "float32":
-        return
-    flag = f"--cpu-prompt-gemm {config.cpu_prompt_gemm}"
-    if is_deterministic(config) or config.tensor_parallel_size > 1:
+    rounding = find_rounding(config)
+    if rounding and (is_deterministic(config) or config.tensor_parallel_size > 1):
+        flag = "--cpu-gemm int16" if rounding.activations else "--cpu-prompt-gemm bfloat16"
         raise ConfigError(f"{flag} goes neither with --deterministic nor with --tensor-parallel-size")
-    if not Bf16Isa.BEST.is_here:
-        raise ConfigError(f"{flag} needs a processor with AMX: leave it out")
+    if rounding.activations and not Int16Isa.BEST.is_here:
+        raise ConfigError("--cpu-gemm int16 needs a processor with AVX-512 VNNI: leave it out")
+    if rounding.prompts and not Bf16Isa.BEST.is_here:
+        raise ConfigError("--cpu-prompt-gemm bfloat16 needs a processor with AMX: leave it out")

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -30,6 +33,18 @@ class LayerCache:
         cells = self.cells
         assert cells.storage_offset() == 0
         return cells.as_strided((num_layers, *cells.shape), (cells.numel(), *cells.stride()))
+
+
+def allocate_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros. A CPU's take a page of memory once something is written there.
+
+    Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class StateCache:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from blink.formats.base import QuantizedEmbedding, Weight
-from blink.kernels.layer_cache import KvCache, LayerCache, Snapshots, StateCache
+from blink.kernels.layer_cache import KvCache, LayerCache, Snapshots, StateCache, allocate_cache
 from blink.kernels.operands import Norm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.eagle import EagleHead
@@ -84,8 +84,6 @@ class Decoder:
         num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes. num_window_blocks:
         of layers with a window; 0: these have num_blocks, and share the tables of the others.
         """
-        # Zeros, because attention multiplies what it masks by 0, and uninitialised memory may hold NaN. Written, for
-        # a host's memory would else be taken page by page while serving, and might then not be there.
         layout = self.spec.cache_layout
         layers: dict[int, LayerCache] = {}
         for group in layout.groups:
@@ -106,4 +104,4 @@ class Decoder:
         return KvCache(layers, recurrent, snapshots, sources)
 
     def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device).zero_()
+        return allocate_cache(shape, dtype, self.device)

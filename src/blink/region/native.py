@@ -75,6 +75,8 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_multiply_gguf": (None, [_U32, _PTR, _PTR, _U32, _PTR, _PTR]),
     "blink_has_bf16_kernel": (_U32, [_U32]),
     "blink_multiply_gguf_bf16": (None, [_U32, _PTR, _PTR, _U32, _PTR, _PTR]),
+    "blink_has_int16_kernel": (_U32, [_U32]),
+    "blink_multiply_gguf_int16": (None, [_U32, _PTR, _PTR, _U32, _PTR, _PTR]),
     "blink_dequantize_gguf": (None, [_U32, _PTR, _PTR, _PTR]),
     "blink_take_gguf_rows": (_U32, [_U32, _PTR, _PTR, _U32, _PTR]),
 }

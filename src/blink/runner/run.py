@@ -15,7 +15,7 @@ from blink.kernels.batch import Batch, Header
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.operands import Norm
 from blink.kernels.pooling import Pooler
-from blink.kernels.prompt_rows import expect_rows
+from blink.kernels.rounding import EXACT, begin_step
 from blink.kernels.sampling import sample
 from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
@@ -45,7 +45,7 @@ class Runner:
         self.adapters: Adapters | None = None
         self.drafter: EagleDrafter | None = None
         self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
-        self.rounds_prompts = False  # whether GEMMs of prompts may round: kernels/prompt_rows.py
+        self.rounding = EXACT  # what GEMMs on a CPU may round
         self._code: DeviceCode = code_of(model.device)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
@@ -157,8 +157,8 @@ class Runner:
 
     def _make_step(self, batch: Batch, kv_cache: KvCache, bucket: Bucket, *, whole: bool = True) -> Step:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
-        if self.rounds_prompts:
-            expect_rows(bucket.tokens, int(batch.header[Header.NUM_DECODE_ROWS]))
+        first_prompt = int(batch.header[Header.NUM_DECODE_ROWS]) if self.rounding.prompts else 0
+        begin_step(self.rounding, bucket.tokens, first_prompt)
         updates = self.adapters.find(batch, bucket) if self.adapters is not None else None
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates, self.by_token)
 

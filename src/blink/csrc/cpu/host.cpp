@@ -6,6 +6,7 @@
 #include "cpu/attention.h"
 #include "cpu/constrain.h"
 #include "cpu/gguf/bf16.h"
+#include "cpu/gguf/int16.h"
 #include "cpu/gguf/product.h"
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
@@ -251,6 +252,11 @@ uint32_t blink_has_bf16_kernel(Bf16Isa isa) { return find_bf16_kernel(isa) != nu
 void blink_multiply_gguf_bf16(Bf16Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
                               ThreadPool* pool) {
   multiply_bf16(find_bf16_kernel(isa), *weight, x, x_rows, out, *pool);
+}
+uint32_t blink_has_int16_kernel(Int16Isa isa) { return find_int16_kernel(isa) != nullptr; }
+void blink_multiply_gguf_int16(Int16Isa isa, const GgufWeight* weight, const float* x, uint32_t x_rows, float* out,
+                               ThreadPool* pool) {
+  multiply_int16(find_int16_kernel(isa), *weight, x, x_rows, out, *pool);
 }
 void blink_dequantize_gguf(Isa isa, const GgufWeight* weight, float* out, ThreadPool* pool) {
   dequantize(*find_gguf_kernels(isa), *weight, out, *pool);

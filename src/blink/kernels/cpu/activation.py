@@ -15,7 +15,7 @@ _SHARED_ELEMENTS = 1 << 15  # from which on PyTorch shares an operation among th
 def activate(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     """Compute activate with PyTorch, in parts that one thread computes: at borders, bits differ from a vector's."""
     rows = max(1, 2 * (_SHARED_ELEMENTS - 1) // gate_up.shape[-1])
-    if len(gate_up) <= rows:
+    if gate_up.shape[0] <= rows:
         return _activate(gate_up, activation)
     return torch.cat([_activate(part, activation) for part in gate_up.split(rows)])
 

@@ -159,7 +159,7 @@ def attend_native(query: Tensor, cache: LayerCache, group: RowGroup, options: At
     lib.blink_attend_rows(
         query.data_ptr(), query.stride(0), cells.data_ptr(), is_half, cache.num_blocks * block_size,
         group.blocks.data_ptr(), group.positions.data_ptr(), sinks, result.data_ptr(), num_rows,
-        len(group.blocks) // num_rows, block_size, kv_heads, num_heads // kv_heads, head_dim, options.window,
+        group.blocks.shape[0] // num_rows, block_size, kv_heads, num_heads // kv_heads, head_dim, options.window,
         options.scale_for(head_dim), options.softcap, find_thread_pool(),
     )  # fmt: skip
     return result

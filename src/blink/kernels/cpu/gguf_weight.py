@@ -2,8 +2,8 @@
 """Weights in GGUF's blocks on the CPU: multiplied as the file holds them, by csrc/cpu/gguf.
 
 Weights become float32 in registers and activations are not rounded: a GEMM differs from that with the dequantized
-weight by the order of its sums alone. What a row gives does not depend on the other rows. Prompts are the exception,
-where --cpu-prompt-gemm says so: kernels/prompt_rows.py.
+weight by the order of its sums alone. What a row gives does not depend on the other rows. --cpu-gemm and
+--cpu-prompt-gemm round: kernels/rounding.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from blink.formats.base import QuantizedEmbedding
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.thread_pool import find_thread_pool
-from blink.kernels.prompt_rows import find_prompt_rows
+from blink.kernels.rounding import find_prompt_rows, rounds_activations
 from blink.region.native import lib
 
 
@@ -46,6 +46,19 @@ class Bf16Isa(IntEnum):
     def is_here(self) -> bool:
         """Whether this machine has it."""
         return bool(lib.blink_has_bf16_kernel(self))
+
+
+class Int16Isa(IntEnum):
+    """What multiplies in integers; csrc/cpu/gguf/int16.h."""
+
+    BEST = 0
+    PLAIN = 1  # the reference
+    VNNI = 2
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine has it."""
+        return bool(lib.blink_has_int16_kernel(self))
 
 
 def row_bytes(format: int, columns: int) -> int:
@@ -82,13 +95,23 @@ class GgufWeight(QuantizedEmbedding):
     def multiply(self, x: Tensor) -> Tensor:
         """Return x @ weight.T."""
         assert x.dtype == torch.float32 and x.is_contiguous()
-        result, pool = torch.empty(x.shape[0], self.shape[0]), find_thread_pool()
-        first = find_prompt_rows(len(x))
-        if first < len(x):
+        rows = x.shape[0]  # its length, which Python asks for more slowly
+        result = torch.empty(rows, self.shape[0])
+        first = find_prompt_rows(rows)
+        if first < rows:
             self.multiply_rounded(x[first:], result[first:])
-        if first:
-            lib.blink_multiply_gguf(self._isa, self._address, x.data_ptr(), first, result.data_ptr(), pool)
+        operands = self._address, x.data_ptr(), first, result.data_ptr(), find_thread_pool()
+        if first and rounds_activations():
+            lib.blink_multiply_gguf_int16(Int16Isa.BEST, *operands)
+        elif first:
+            lib.blink_multiply_gguf(self._isa, *operands)
         return result
+
+    def multiply_int16(self, x: Tensor, out: Tensor, isa: Int16Isa = Int16Isa.BEST) -> None:
+        """Write x @ weight.T to out, with x rounded to 16 bits: 32 values of a row share a scale."""
+        assert x.dtype == torch.float32 and x.is_contiguous() and out.is_contiguous()
+        pool = find_thread_pool()
+        lib.blink_multiply_gguf_int16(isa, self._address, x.data_ptr(), len(x), out.data_ptr(), pool)
 
     def multiply_rounded(self, x: Tensor, out: Tensor, isa: Bf16Isa = Bf16Isa.BEST) -> None:
         """Write x @ weight.T to out, with both rounded to bfloat16 and sums in float32."""

@@ -1,14 +1,82 @@
 // SPDX-License-Identifier: Apache-2.0
 // The block kernels for AVX-512; compiled for it, so nothing here may be called before the processor was asked.
+//
+// A GEMM's sums belong to 16 rows of the weight: see columns.h. A sum has one order, whatever the number of rows of x.
 #include "cpu/gguf/kernels.h"
 
 #if defined(__AVX512F__)
-#include "cpu/gguf/avx512.h"
-#include "cpu/gguf/tiles.h"
+#include "cpu/gguf/columns.h"
 
 namespace blink {
+namespace {
 
-const GgufKernels* avx512_gguf_kernels() { return &kGgufKernels<Avx512>; }
+// 16 weights in float32, of byte `index` of the words.
+BLINK_INLINE __m512 widen_byte(Words words, uint32_t index, __m512 scale, __m512 offset) {
+  const Words bytes = index == 0 ? words : _mm512_srli_epi32(words, index * 8);
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(index == 3 ? bytes : with_mask(bytes, 255)), scale, offset);
+}
+
+// Products of 16 rows of the weight, of which `count` are wanted, with kRows rows of x from `row` on; rows that x lacks
+// are computed as its last one and dropped.
+template <class Format, uint32_t kRows>
+BLINK_INLINE void multiply_columns(const GgufMatmul& p, Rows rows, uint32_t row, float* out, uint32_t count) {
+  const float* x[kRows];
+  unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+    x[i] = p.x + uint64_t(row + i < p.x_rows ? row + i : p.x_rows - 1) * p.columns;
+  });
+  __m512 sums[kRows] = {};
+  const uint8_t* next = rows.first + kTileRows * rows.stride;
+  for (uint32_t column = 0; column < p.columns; rows = rows.at(Format::kBytes)) {
+    prefetch_block(next, Format::kBytes);
+    next += kTileRows * Format::kBytes;
+    const Block<Format> block(rows);
+    for (uint32_t index = 0; index < Format::kValues / kGroup; ++index, column += kGroup) {
+      Group group;
+      block.read(rows, index, group);
+      unroll<kGroup>([&](auto k) __attribute__((always_inline)) {
+        const __m512 values = widen_byte(group.quants[k / 4], k % 4, group.scales[k / 16], group.offsets[k / 16]);
+        unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+          sums[i] = _mm512_fmadd_ps(values, _mm512_set1_ps(x[i][column + k]), sums[i]);
+        });
+      });
+    }
+  }
+  unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+    if (row + i < p.x_rows) write_sums(out + (row + i) * p.out_stride, count, sums[i]);
+  });
+}
+
+// All products; few rows of x at a time, whose sums stay in registers.
+template <class Format, uint32_t kRows>
+void multiply_all(const GgufMatmul& p) {
+  for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
+    for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply_columns<Format, kRows>(p, rows, row, out, count);
+  });
+}
+
+template <class Format>
+void multiply_any(const GgufMatmul& p) {
+  if (p.x_rows == 1)
+    multiply_all<Format, 1>(p);
+  else if (p.x_rows == 2)
+    multiply_all<Format, 2>(p);
+  else if (p.x_rows <= 4)
+    multiply_all<Format, 4>(p);
+  else if (p.x_rows <= 8)
+    multiply_all<Format, 8>(p);
+  else
+    multiply_all<Format, 16>(p);
+}
+
+void multiply_avx512(const GgufMatmul& p) {
+  with_format(p.weight.format, [&]<class Format>(Format) { multiply_any<Format>(p); });
+}
+
+constexpr GgufKernels kAvx512Kernels = {multiply_avx512, dequantize_gguf<Avx512>};
+
+}  // namespace
+
+const GgufKernels* avx512_gguf_kernels() { return &kAvx512Kernels; }
 
 }  // namespace blink
 #else

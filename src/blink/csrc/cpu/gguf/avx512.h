@@ -14,7 +14,7 @@ namespace blink {
 namespace {
 
 struct Avx512 {
-  static constexpr uint32_t kLanes = 16, kSums = 16;
+  static constexpr uint32_t kLanes = 16;
   using Float = __m512;
   typedef int32_t Int __attribute__((vector_size(64)));
 
@@ -35,8 +35,6 @@ struct Avx512 {
     return Int(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
   }
   static BLINK_INLINE Float to_float(Int values) { return _mm512_cvtepi32_ps(__m512i(values)); }
-  static BLINK_INLINE Float load(const float* values) { return _mm512_loadu_ps(values); }
-  static BLINK_INLINE float sum(Float values) { return _mm512_reduce_add_ps(values); }
 };
 
 }  // namespace

@@ -41,10 +41,30 @@ struct Bf16Matmul {
 };
 using MultiplyBf16 = void (*)(const Bf16Matmul&);
 
+// Rows of x rounded to 16 bits: of each 32 columns, their upper halves and then their lower ones, [x_rows, columns /
+// 32, 2, 32], and a scale; of each 16, the sum of what they stand for.
+struct Int16Rows {
+  const int8_t* quants;
+  const float* scales;
+  const float* sums;
+};
+
+// As GgufMatmul, with x in 16 bits; columns are a multiple of 32.
+struct Int16Matmul {
+  GgufRows weight;
+  uint32_t columns, x_rows;
+  Int16Rows x;
+  float* out;
+  uint64_t out_stride;
+};
+using MultiplyInt16 = void (*)(const Int16Matmul&);
+
 // Null where the processor or the build lacks it.
 MultiplyBf16 amx_bf16_kernel();
-// The reference.
+MultiplyInt16 vnni_int16_kernel();
+// The references.
 MultiplyBf16 plain_bf16_kernel();
+MultiplyInt16 plain_int16_kernel();
 
 // Null where the library was built for another processor.
 const GgufKernels* avx512_gguf_kernels();

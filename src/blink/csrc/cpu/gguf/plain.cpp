@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "cpu/gguf/bf16.h"
+#include "cpu/gguf/int16.h"
 #include "cpu/gguf/tiles.h"
 
 namespace blink {
@@ -42,24 +43,39 @@ struct Plain {
   static BLINK_INLINE float sum(Float values) { return (values[0] + values[2]) + (values[1] + values[3]); }
 };
 
-void multiply_bf16(const Bf16Matmul& p) {
+// Rows of the weight one by one; widen_weight: what is made of one of its numbers, widen_x: of x, by row and column.
+template <class Matmul, class WidenWeight, class WidenX>
+void multiply_plainly(const Matmul& p, const WidenWeight& widen_weight, const WidenX& widen_x) {
   const uint64_t row_bytes = p.columns / block_size(p.weight.format).values * block_size(p.weight.format).bytes;
   std::vector<float> weight(p.columns);
   for (uint64_t row = 0; row < p.weight.rows; ++row) {
     dequantize_gguf<Plain>({p.weight.blocks + row * row_bytes, p.weight.format, 1}, p.columns, weight.data());
-    for (float& value : weight) value = widen_bf16(round_bf16(value));
     for (uint64_t i = 0; i < p.x_rows; ++i) {
-      const uint16_t* x = p.x + i * p.columns;
       double sum = 0;
-      for (uint32_t column = 0; column < p.columns; ++column) sum += double(weight[column]) * widen_bf16(x[column]);
+      for (uint64_t column = 0; column < p.columns; ++column)
+        sum += double(widen_weight(weight[column])) * widen_x(i * p.columns + column);
       p.out[i * p.out_stride + row] = float(sum);
     }
   }
 }
 
+void multiply_bf16(const Bf16Matmul& p) {
+  const auto round = [](float value) { return widen_bf16(round_bf16(value)); };
+  multiply_plainly(p, round, [&](uint64_t at) { return widen_bf16(p.x[at]); });
+}
+
+void multiply_int16(const Int16Matmul& p) {
+  const auto widen = [&](uint64_t at) {
+    const int8_t* halves = p.x.quants + 2 * at - at % kInt16Group;
+    return p.x.scales[at / kInt16Group] * float(halves[0] * 256 + halves[kInt16Group]);
+  };
+  multiply_plainly(p, [](float value) { return value; }, widen);
+}
+
 }  // namespace
 
 MultiplyBf16 plain_bf16_kernel() { return multiply_bf16; }
+MultiplyInt16 plain_int16_kernel() { return multiply_int16; }
 
 const GgufKernels* plain_gguf_kernels() { return &kGgufKernels<Plain>; }
 

@@ -36,7 +36,7 @@ inline const GgufKernels* find_gguf_kernels(Isa isa) {
   return found;
 }
 
-constexpr uint64_t kChunkBytes = 16384, kTile = 4;
+constexpr uint64_t kChunkBytes = 16384, kTile = 16;
 
 inline uint64_t count_rows(const GgufWeight& weight) {
   uint64_t rows = 0;

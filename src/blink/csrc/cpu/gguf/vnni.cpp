@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// GEMMs in integers on AVX-512 VNNI; compiled for it, so nothing here may be called before the processor was
+// asked. A dot product adds four columns of a row of the weight up with the same four of x: see columns.h.
+#include "cpu/gguf/kernels.h"
+
+#if defined(__AVX512VNNI__)
+#include "cpu/gguf/columns.h"
+
+namespace blink {
+namespace {
+
+BLINK_INLINE Words spread_word(const int8_t* bytes) {
+  int32_t word;
+  std::memcpy(&word, bytes, sizeof word);
+  return _mm512_set1_epi32(word);
+}
+
+// The products of 16 columns: those of the upper halves of x count 256 times.
+BLINK_INLINE Words dot_half(const Words* quants, const int8_t* x) {
+  Words sums = _mm512_setzero_si512();
+  unroll<4>([&](auto i) __attribute__((always_inline)) {
+    sums = _mm512_dpbusd_epi32(sums, quants[i], spread_word(x + 4 * i));
+  });
+  sums = _mm512_slli_epi32(sums, 8);
+  unroll<4>([&](auto i) __attribute__((always_inline)) {
+    sums = _mm512_dpbusd_epi32(sums, quants[i], spread_word(x + kGroup + 4 * i));
+  });
+  return sums;
+}
+
+// Add the products of a group with 32 columns of a row of x.
+template <bool kHalves>
+BLINK_INLINE __m512 add_group(__m512 total, const Group& group, const int8_t* x, float x_scale, const float* x_sums) {
+  const Words low = dot_half(group.quants, x), high = dot_half(group.quants + 4, x + 16);
+  const __m512 scale = _mm512_set1_ps(x_scale);
+  if constexpr (kHalves) {
+    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), group.scales[0] * scale, total);
+    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), group.scales[1] * scale, total);
+  } else {
+    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(low, high)), group.scales[0] * scale, total);
+  }
+  total = _mm512_fmadd_ps(group.offsets[0], _mm512_set1_ps(x_sums[0]), total);
+  return _mm512_fmadd_ps(group.offsets[1], _mm512_set1_ps(x_sums[1]), total);
+}
+
+// Products of 16 rows of the weight, of which `count` are wanted, with kRows rows of x from `row` on; rows that x lacks
+// are computed as its last one and dropped.
+template <class Format, uint32_t kRows>
+BLINK_INLINE void multiply_tile(const Int16Matmul& p, Rows rows, uint32_t row, float* out, uint32_t count) {
+  constexpr uint32_t kGroups = Format::kValues / kGroup;
+  const int8_t* x[kRows];
+  const float *scales[kRows], *sums[kRows];
+  unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+    const uint64_t own = row + i < p.x_rows ? row + i : p.x_rows - 1;
+    x[i] = p.x.quants + 2 * own * p.columns;
+    scales[i] = p.x.scales + own * (p.columns / kGroup);
+    sums[i] = p.x.sums + own * (p.columns / kGroup * 2);
+  });
+  __m512 totals[kRows] = {};
+  const uint8_t* next = rows.first + kTileRows * rows.stride;
+  for (uint32_t at = 0; at < p.columns / kGroup; rows = rows.at(Format::kBytes)) {
+    prefetch_block(next, Format::kBytes);
+    next += kTileRows * Format::kBytes;
+    const Block<Format> block(rows);
+    for (uint32_t index = 0; index < kGroups; ++index, ++at) {
+      Group group;
+      block.read(rows, index, group);
+      unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+        totals[i] = add_group<Block<Format>::kHalves>(totals[i], group, x[i] + 2 * at * kGroup, scales[i][at],
+                                                      sums[i] + 2 * at);
+      });
+    }
+  }
+  unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+    if (row + i < p.x_rows) write_sums(out + (row + i) * p.out_stride, count, totals[i]);
+  });
+}
+
+template <class Format, uint32_t kRows>
+void multiply_all(const Int16Matmul& p) {
+  for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
+    for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply_tile<Format, kRows>(p, rows, row, out, count);
+  });
+}
+
+template <class Format>
+void multiply_any(const Int16Matmul& p) {
+  if (p.x_rows == 1)
+    multiply_all<Format, 1>(p);
+  else if (p.x_rows == 2)
+    multiply_all<Format, 2>(p);
+  else if (p.x_rows <= 4)
+    multiply_all<Format, 4>(p);
+  else
+    multiply_all<Format, 8>(p);
+}
+
+void multiply_vnni(const Int16Matmul& p) {
+  with_format(p.weight.format, [&]<class Format>(Format) { multiply_any<Format>(p); });
+}
+
+}  // namespace
+
+MultiplyInt16 vnni_int16_kernel() { return __builtin_cpu_supports("avx512vnni") != 0 ? multiply_vnni : nullptr; }
+
+}  // namespace blink
+#else
+namespace blink {
+MultiplyInt16 vnni_int16_kernel() { return nullptr; }
+}  // namespace blink
+#endif
