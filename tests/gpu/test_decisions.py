@@ -17,7 +17,7 @@ import torch
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
-from blink.link.queue_pair import QueuePair, Submission
+from blink.link.queue_pair import KvOrigin, QueuePair, Submission
 from blink.link.shm import ShmLink
 from blink.region.layout import (
     BATCH_HEADER,
@@ -83,7 +83,7 @@ def submit_all(pair: QueuePair) -> list[int]:
         params = SamplingParams(max_tokens=int(chance.integers(1, 60)), best_effort=i % 3 == 0)
         prediction = predict(prompt) if i % 4 and i < NUM_TEXTS else []
         flow, root = len(sequences) % 3, bytes([1]) * 16
-        entry = Submission(prompt, (), 0, hashes, flow, hash_root=root, prediction=prediction)
+        entry = Submission(prompt, (), 0, hashes, flow, KvOrigin(root), prediction=prediction)
         sequences.append(pair.submit(entry, params))
     return sequences
 

@@ -71,7 +71,7 @@ def test_other_weights_keep_the_guarantee_and_tell_their_own_fingerprint(
     region = vars(engine)["_region"]
     try:
         assert bytes(region.header["fingerprint"]).decode() == find_fingerprint(first, 16)
-        engine.load_weights(engine.open_weights(other))
+        engine.load_weights(engine.open_weights(other, ()))
         assert vars(engine)["_runner"].by_token
         told = bytes(region.header["fingerprint"]).decode()
         assert told == find_fingerprint(other, 16) != find_fingerprint(first, 16)
