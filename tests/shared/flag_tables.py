@@ -50,7 +50,7 @@ The second line prints this, and starts:
 | scheduler | a host process | on the GPU: [scheduling](scheduling.md) |
 | GPUs of an engine | several | one; several engines by [Ray Serve](ray.md) |
 | speculative decoding | many methods | n-grams, suffixes, grammars, EAGLE-3: [speculation](speculation.md) |
-| [LoRA](lora.md) | yes | on the CPU engine |
+| [LoRA](lora.md) | yes | on the CPU engine and on one GPU |
 | images | yes | not yet: refused |
 | address without `--host` | all addresses | 127.0.0.1 |
 | tool calls | `--enable-auto-tool-choice`, `--tool-call-parser` | no flag needed: [tool calls](tools.md) |

@@ -82,7 +82,7 @@ REFUSED = [
     (
         "meta-llama/Llama-3.1-8B-Instruct --compilation-config '{\"level\": 3}'"
         ' --speculative-config \'{"method": "eagle3", "num_speculative_tokens": 3}\'',
-        "method 'eagle3' is not yet",
+        "eagle3 needs a model",
     ),
     ("meta-llama/Llama-3.1-8B-Instruct --enable-lora --fully-sharded-loras", "not yet: adapters"),
 ]
