@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,22 +18,18 @@ import anthropic
 import httpx
 import openai
 import tokenizers_of_models
+import torch
 
 from blink.models.weights.files import default_model_path
+from blink.models.weights.source import read_spec
+from lora_adapters import write_adapter
 from ports import free_port
 from processes import stop, wait_for
 
 _PATIENCE: Final = 240.0
 _HERE: Final = ["--device=cpu", "--cpu-threads=2", "--max-client-share=1"]
 # What Blink refuses by name and tests of other things start their server with: how many words follow it.
-_NOT_YET: Final = {
-    "--enable-lora": 0,
-    "--lora-modules": -1,
-    "--max-lora-rank": 1,
-    "--max-cpu-loras": 1,
-    "--max-loras": 1,
-    "--max-logprobs": 1,
-}
+_NOT_YET: Final = {"--max-logprobs": 1}
 _LENGTH: Final = ("--max-model-len", "--max_model_len")
 _MAX_LENGTH: Final = 8192  # of the default model's texts: a flag that asks for more is left out too
 
@@ -113,9 +113,7 @@ def _without_absent(flags: list[str]) -> list[str]:
             kept.append(flag)
             continue
         count = _NOT_YET.get(flag, 1)
-        while flags and (count > 0 or (count < 0 and not flags[0].startswith("-"))):
-            flags.pop(0)
-            count -= 1
+        del flags[:count]
     return kept
 
 
@@ -130,10 +128,22 @@ class ModelConfig:
 
 
 class _Hub:
-    """A hub that is not asked: adapters, which are what tests download, are not loaded."""
+    """A hub that has what tests download: adapters, each of which is one of random updates for the default model."""
 
     def snapshot_download(self, *_: object, **__: object) -> str:
-        return str(Path(__file__).parent)
+        return str(_write_default_adapter())
+
+
+@functools.cache
+def _write_default_adapter() -> Path:
+    spec = read_spec(default_model_path())
+    attention = spec.layers[0].mixer.attention
+    assert attention is not None
+    names = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(len(spec.layers))]
+    weight = torch.empty(attention.heads * attention.head_dim, spec.hidden_size, device="meta")
+    folder = Path(tempfile.mkdtemp(prefix="blink-adapter-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return write_adapter(folder, dict.fromkeys(names, weight), seed=1, size=0.01)
 
 
 NAMES = {"ModelConfig": ModelConfig, "RemoteOpenAIServer": RemoteOpenAIServer, "hf_api": _Hub}
