@@ -46,30 +46,12 @@ BLINK_INLINE void multiply_columns(const GgufMatmul& p, Rows rows, uint32_t row,
   });
 }
 
-// All products; few rows of x at a time, whose sums stay in registers.
-template <class Format, uint32_t kRows>
-void multiply_all(const GgufMatmul& p) {
-  for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
-    for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply_columns<Format, kRows>(p, rows, row, out, count);
-  });
-}
-
-template <class Format>
-void multiply_any(const GgufMatmul& p) {
-  if (p.x_rows == 1)
-    multiply_all<Format, 1>(p);
-  else if (p.x_rows == 2)
-    multiply_all<Format, 2>(p);
-  else if (p.x_rows <= 4)
-    multiply_all<Format, 4>(p);
-  else if (p.x_rows <= 8)
-    multiply_all<Format, 8>(p);
-  else
-    multiply_all<Format, 16>(p);
-}
-
 void multiply_avx512(const GgufMatmul& p) {
-  with_format(p.weight.format, [&]<class Format>(Format) { multiply_any<Format>(p); });
+  with_format(p.weight.format, [&]<class Format>(Format) {
+    multiply_tiles<Format, 16>(p, [&]<uint32_t kRows>(Rows rows, uint32_t row, float* out, uint32_t count) {
+      multiply_columns<Format, kRows>(p, rows, row, out, count);
+    });
+  });
 }
 
 constexpr GgufKernels kAvx512Kernels = {multiply_avx512, dequantize_gguf<Avx512>};

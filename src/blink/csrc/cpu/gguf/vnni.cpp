@@ -76,27 +76,12 @@ BLINK_INLINE void multiply_tile(const Int16Matmul& p, Rows rows, uint32_t row, f
   });
 }
 
-template <class Format, uint32_t kRows>
-void multiply_all(const Int16Matmul& p) {
-  for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
-    for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply_tile<Format, kRows>(p, rows, row, out, count);
-  });
-}
-
-template <class Format>
-void multiply_any(const Int16Matmul& p) {
-  if (p.x_rows == 1)
-    multiply_all<Format, 1>(p);
-  else if (p.x_rows == 2)
-    multiply_all<Format, 2>(p);
-  else if (p.x_rows <= 4)
-    multiply_all<Format, 4>(p);
-  else
-    multiply_all<Format, 8>(p);
-}
-
 void multiply_vnni(const Int16Matmul& p) {
-  with_format(p.weight.format, [&]<class Format>(Format) { multiply_any<Format>(p); });
+  with_format(p.weight.format, [&]<class Format>(Format) {
+    multiply_tiles<Format, 8>(p, [&]<uint32_t kRows>(Rows rows, uint32_t row, float* out, uint32_t count) {
+      multiply_tile<Format, kRows>(p, rows, row, out, count);
+    });
+  });
 }
 
 }  // namespace
