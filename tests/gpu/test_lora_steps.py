@@ -69,7 +69,6 @@ def test_a_decode_step_gives_the_logits_and_the_cache_of_the_general_one(
     decoder, rows = make_decoder(qk_norm=True, bias=bias), len(lengths)
     size = Bucket(rows, rows, decoding=True, adapters=True)
     monkeypatch.setattr(gpu_device, "MAX_MIXED_TOKENS", 0)
-    monkeypatch.setattr(gpu_device, "TAKES_ADAPTERS", True)
     assert style_of(decoder, size) is NormStyle.WRITER
     assert style_of(decoder, replace(size, decoding=False)) is NormStyle.KERNEL
     host_batch, num_blocks = make_batch(lengths, 512)

@@ -37,6 +37,7 @@ DENSE += ["opt", "olmo3", "smollm3", "seed_oss", "ernie4_5"]
 # Experts in parts and whole, with routers of all kinds; recurrent layers, latents, and layers with inputs of their own.
 OTHERS = ["qwen3_moe-plain", "gpt_oss", "qwen3_next", "qwen3_5", "granite4-hybrid", "granite4-hybrid-dense"]
 OTHERS += ["deepseek_v3", "glm4_moe_lite", "glm4_moe", "minimax_m2", "gemma4-moe", "gemma4", "llama4", "ernie4_5_moe"]
+Scored = tuple[int, float]  # a token and its logprob
 PROMPTS = [*make_prompts()[2:5], make_prompts()[7]]
 
 
@@ -52,19 +53,24 @@ def test_two_gpus_give_the_tokens_and_logprobs_of_transformers(name: str, tmp_pa
     check(model, PROMPTS, generate(tmp_path, PROMPTS, "cuda", tensor_parallel_size=2))
 
 
-def score(path: Path, size: int, **more: Any) -> torch.Tensor:
-    """Return the logprobs of the prompts' tokens in bfloat16."""
+def score(path: Path, **options: Any) -> torch.Tensor:
+    """Return the logprobs of the prompts' tokens."""
     sizes: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 56, "num_gpu_blocks_override": 200}
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
-    options = {"dtype": "auto", "skip_tokenizer_init": True, "tensor_parallel_size": size} | sizes | more
-    with LLM(model=str(path), device="cuda", **options) as llm:
+    with LLM(model=str(path), skip_tokenizer_init=True, **sizes, **options) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     return torch.tensor([one for output in outputs for one in scores_of(output)])
 
 
 def check_near_one(path: Path, **options: Any) -> None:
-    """Compare two ranks with one GPU: sums of parts are rounded otherwise."""
-    torch.testing.assert_close(score(path, 2, **options), score(path, 1, **options), rtol=0, atol=0.12)
+    """Compare the errors of two ranks and of one GPU, against float32 on a CPU.
+
+    Ranks round sums of their own parts, and where a matrix takes activations in FP8, with scales of their own.
+    """
+    exact = score(path, device="cpu", dtype="float32")
+    found = (score(path, device="cuda", dtype="auto", tensor_parallel_size=size, **options) for size in (1, 2))
+    one, two = (float((scores - exact).square().mean().sqrt()) for scores in found)
+    assert one < 0.2 and two < 1.3 * one + 0.005, (one, two)
 
 
 @pytest.mark.parametrize("scheme", ["fp8-channel", "fp8-block", "awq", "packed-head"])
@@ -105,12 +111,12 @@ def test_mixed_requests_are_answered_as_by_one_gpu(drafts: dict[str, Any] | None
     check_ranks(tmp_path, 10_000 if drafts is None else 2000, device="cuda", dtype="float32", speculative_config=drafts)
 
 
-def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int]]:
-    """Return the tokens of greedy requests, each of its own prompt."""
-    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0)
+def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[Scored]]:
+    """Return the tokens of greedy requests with their logprobs, each of its own prompt."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, temperature=0.0, logprobs=0)
     prompts = np.random.default_rng(5).integers(10, 30000, (count, 30)).astype(np.int32)
     sequences = [client.submit(prompt, params, seed=1) for prompt in prompts]
-    found: dict[Any, list[int]] = {sequence: [] for sequence in sequences}
+    found: dict[Any, list[Scored]] = {sequence: [] for sequence in sequences}
     num_open, deadline = count, time.monotonic() + 60
     while num_open:
         assert time.monotonic() < deadline, f"{num_open} requests did not end"
@@ -118,20 +124,30 @@ def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int
         completions = client.drain()
         num_open -= int((completions["finish_reason"] != 0).sum())
         for one in completions[completions["kind"] == CqeKind.TOKEN]:
-            found[int(one["sequence"])].append(int(one["token"]))
+            found[int(one["sequence"])].append((int(one["token"]), float(one["logprob"])))
     return [found[sequence] for sequence in sequences]
+
+
+def count_equal(one: list[Scored], other: list[Scored]) -> int:
+    """Return how many tokens are equal; behind them may be a tie, which steps of other sizes decide otherwise."""
+    equal = next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a[0] != b[0]), len(one))
+    compared = slice(equal + 1)
+    for a, b in zip(one[compared], other[compared], strict=True):
+        assert a[1] == pytest.approx(b[1], abs=1e-3)
+    return equal
 
 
 @pytest.mark.slow
 def test_a_stopped_host_process_changes_no_token(tmp_path: Path) -> None:
-    flags = "--num-gpu-blocks-override=8192", "--tensor-parallel-size=2", "--max-num-seqs=32"
+    flags = "--num-gpu-blocks-override=8192", "--tensor-parallel-size=2", "--max-num-seqs=32", "--dtype=float32"
     with run_engine_process(tmp_path, *flags, program=("-c", UNREFUSED)) as (process, region):
         client = connect(region, process)
         running = run_requests(client, 24, 400)
         with stopped(process):
             frozen = run_requests(client, 24, 400)
         client.close()
-    assert frozen == running
+    equal = [count_equal(a, b) for a, b in zip(frozen, running, strict=True)]
+    assert sum(count == 400 for count in equal) > 16, equal
 
 
 @pytest.mark.slow

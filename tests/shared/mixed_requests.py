@@ -15,12 +15,13 @@ Requests = tuple[list[list[int]], list[SamplingParams]]
 _NEAR = 1e-4  # log probabilities that sums in another order may put in another order
 _MOST_CHANCES = 3e-4  # of answers: a sampled token changes where a threshold lies within rounding
 _VOCAB = 128
-_HEADS = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4}
+_HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}  # GPUs take no smaller heads
+_SIZES = {"hidden_size": 64, "intermediate_size": 128, **_HEADS}
 
 
 def check_ranks(folder: Path, count: int, *, ranks: int = 2, **options: Any) -> None:
     """Compare the answers of some ranks to so many requests with those of one."""
-    path, requests = str(write_tiny_model(folder, **_HEADS)), make_requests(count)
+    path, requests = str(write_tiny_model(folder, **_SIZES)), make_requests(count)
     one, many = (run(path, requests, tensor_parallel_size=size, **options) for size in (1, ranks))
     differing = Counter(differ(a, b, params) for a, b, params in zip(one, many, requests[1], strict=True))
     assert differing["wrong"] == 0

@@ -17,7 +17,6 @@ from blink.engine.plans import list_buckets
 from blink.formats.layouts import Layout
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
-from blink.runner import gpu_device
 from blink.runner.gpu_device import GpuDevice
 from blink.runner.planner import plan_model
 from blink.runner.sites import expected_sites, sites_of
@@ -73,11 +72,7 @@ def test_doctor_prints_a_plan_without_a_gpu(capsys: pytest.CaptureFixture[str]) 
     assert "--gpu b900 is not known; use h100, h200, a100, l40s." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("takes", [False, True])
-def test_steps_with_adapters_keep_activations_apart_from_the_gemms_and_norms_where_weights_are_packed(
-    takes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_device, "TAKES_ADAPTERS", takes)
+def test_steps_with_adapters_keep_activations_apart_from_the_gemms_and_norms_where_weights_are_packed() -> None:
     with pretended_gpu(lambda _: None):
         sites = expected_sites(load_case(Loaded("llama-3-8b", "bf16")).spec, 16)
         sizes = [Bucket(rows, rows, decoding=True) for rows in (1, 32)] + [Bucket(40, 8, decoding=False)]
@@ -87,7 +82,7 @@ def test_steps_with_adapters_keep_activations_apart_from_the_gemms_and_norms_whe
     for size in sizes:
         plain, step = plans[size], plans[replace(size, adapters=True)]
         assert plain.norms is not NormStyle.KERNEL
-        assert step.norms is (NormStyle.WRITER if takes else NormStyle.KERNEL)
+        assert step.norms is NormStyle.WRITER
         gate_up = step.layers[0].gate_up
         assert gate_up is not None and gate_up.kernel not in {kernel.name for kernel in GpuDevice.gated[Layout.ROWS]}
     assert {plan.norms for plan in packed.values()} == {NormStyle.KERNEL}

@@ -40,7 +40,6 @@ MAX_PACKED_ROWS_WITH_EXPERTS = 64  # not measured above
 MAX_STREAMED_ROWS = 8  # with experts: see benchmarks/kernels/few_experts.py
 MAX_STREAMED_PACKED_ROWS = 2  # in blocks or 4 bits
 MAX_STREAMED_FP8_ROWS = 1  # with a scale for each row
-TAKES_ADAPTERS = False  # whether steps of few rows do; until tests/gpu/test_lora_steps.py has run on a GPU
 
 
 _MANY_ROWS: Mapping[Layout, tuple[Matmul, ...]] = {
@@ -288,8 +287,6 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
 
 
 def _refuse_adapters(model: ModelSites) -> None:
-    if not TAKES_ADAPTERS:
-        raise Refused("adapters: not tested on a GPU yet")
     if model.spec.mixture is not None or any(matrix.is_packed for matrix in _list_matrices(model)):
         raise Refused("adapters with experts or packed matrices")
 
