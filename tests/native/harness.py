@@ -211,9 +211,8 @@ class Harness:
 
     def _copy_blocks(self) -> None:
         """Make the copies that a launch begins with, between the KV cache and the host's blocks."""
-        host, size = self.scheduler["host"], self.block_size
-        copies = self.state.array("host.copies", struct_dtype("HostCopy"))
-        for at in range(int(host["copies_first"]), int(host["copies_end"])):
+        copies, size = self.state.array("host.copies", struct_dtype("HostCopy")), self.block_size
+        for at in range(*self.state.array("host.copy_bounds", "u4").tolist()):
             block, host_block, to_host = copies[at % len(copies)].tolist()
             cells, kept = slice(block * size, (block + 1) * size), self.host_histories[host_block]
             if to_host:

@@ -13,7 +13,7 @@ from blink.kernels.gpu.host_blocks import copy_listed
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.token_table import let_gpu_read
-from blink.region.layout import STATE, field_offset, struct_dtype
+from blink.region.layout import struct_dtype
 
 _FIELDS = struct_dtype("HostCopy").itemsize // 4
 
@@ -41,20 +41,12 @@ class GpuHostBlocks:
             own = cache[group.layers[0]].view_group(len(group.layers))
             self._pairs.append(_Pair(_as_words(own), host))
         self._copies = state.array("host.copies", torch.int32).view(-1, _FIELDS)
-        self._bounds = bounds_of(state)
+        self._bounds = state.array("host.copy_bounds", torch.int32)
 
     def enqueue(self) -> None:
         """Enqueue the copies of the launch that is about to run."""
         for pair in self._pairs:
             copy_listed(pair.cache, pair.host, self._copies, self._bounds)
-
-
-def bounds_of(state: DeviceArrays) -> Tensor:
-    """Return HostTier's copies_first and copies_end, as the scheduler writes them before each launch: int32 [2]."""
-    host = field_offset(STATE, "host")
-    first, end = (host + field_offset(STATE["host"], name) for name in ("copies_first", "copies_end"))
-    assert end == first + 4
-    return state.memory[first : first + 8].view(torch.int32)
 
 
 def _as_words(memory: Tensor) -> Tensor:

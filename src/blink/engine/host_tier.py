@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from blink.bits import power_of_two
@@ -69,13 +70,11 @@ class HostBlocks:
     def __init__(self, model: Decoder, state: HostState, num_blocks: int, block_size: int) -> None:
         """Allocate the blocks."""
         self._cache = model.allocate_kv_cache(num_blocks, block_size)
-        self._state = state
-        self._copies = state.array("host.copies", _COPY)
+        self._copies, self._bounds = state.array("host.copies", _COPY), state.array("host.copy_bounds", np.uint32)
 
     def copy(self, cache: KvCache) -> None:
         """Make the copies of the launch that is about to run, in their order."""
-        host = self._state.struct["host"]
-        first, end = int(host["copies_first"]), int(host["copies_end"])
+        first, end = self._bounds.tolist()
         if first == end:
             return
         listed = [self._copies[at % len(self._copies)].tolist() for at in range(first, end)]

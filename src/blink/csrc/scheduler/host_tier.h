@@ -19,7 +19,7 @@ BLINK_FN int32_t* host_tokens(const State& s, uint32_t host_block) {
 }
 
 BLINK_FN uint32_t copy_room(const State& s) {
-  return s.geometry.host_copies - (s.host.copies_tail - s.host.copies_first);
+  return s.geometry.host_copies - (s.host.copies_tail - s.host.copy_bounds[0]);
 }
 
 BLINK_FN void add_copy(State& s, HostCopy copy) {
@@ -28,8 +28,8 @@ BLINK_FN void add_copy(State& s, HostCopy copy) {
 
 // Let the launch that comes make the copies that are listed; those of the one before are over.
 BLINK_FN void send_copies(State& s) {
-  s.host.copies_first = s.host.copies_end;
-  s.host.copies_end = s.host.copies_tail;
+  s.host.copy_bounds[0] = s.host.copy_bounds[1];
+  s.host.copy_bounds[1] = s.host.copies_tail;
 }
 
 BLINK_RARE_FN void forget_host_block(State& s, uint32_t host_block) {
