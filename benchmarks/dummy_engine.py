@@ -6,14 +6,13 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from engine_client import connect
 
 from blink.config import EngineConfig, ModelConfig
-from blink.engine.base import Engine
 from blink.engine.boot import create_engine
 from blink.link.client import EngineClient
 
@@ -40,12 +39,10 @@ def make_config(
 
 
 @contextmanager
-def run_engine(
-    model: ModelConfig, *, create: Callable[[EngineConfig], Engine] = create_engine, **options: Any
-) -> Iterator[tuple[EngineClient, str]]:
-    """Serve a model; yield a client and the region. options: make_config()'s; create: makes the engine."""
+def run_engine(model: ModelConfig, **options: Any) -> Iterator[tuple[EngineClient, str]]:
+    """Serve a model; yield a client and the region. options: make_config()'s."""
     config = make_config(model, **options)
-    engine = create(config)
+    engine = create_engine(config)
     thread = threading.Thread(target=engine.run, daemon=True)
     thread.start()
     client = connect(config.region)

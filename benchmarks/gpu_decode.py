@@ -15,7 +15,6 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +24,7 @@ from dummy_engine import run_engine
 from gauge import Gauge
 from step_bytes import cache_bytes, gguf_bytes, weight_bytes
 
-from blink.config import EngineConfig, ModelConfig
-from blink.engine.base import Engine
-from blink.engine.boot import create_engine
+from blink.config import ModelConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient
 from blink.models.spec import ModelSpec
@@ -179,17 +176,6 @@ def make_model(options: argparse.Namespace) -> ModelConfig:
     )
 
 
-def find_engine(device: str) -> Callable[[EngineConfig], Engine]:
-    """Return what makes the engine of a device, whatever a server would refuse."""
-    if device == "cpu":
-        return create_engine
-    from blink.engine import gpu_group
-    from blink.engine.gpu import GpuEngine
-
-    gpu_group.refuse_untried = lambda *_: None
-    return GpuEngine
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="as the server's option")
@@ -197,7 +183,7 @@ def main() -> None:
     spec, model = read_spec(options.model), make_model(options)
     sizes = {"num_blocks": options.num_blocks, "max_num_seqs": options.max_num_seqs}
     sizes["ranks"] = options.tensor_parallel_size
-    with run_engine(model, device=options.device, create=find_engine(options.device), **sizes) as (client, region):
+    with run_engine(model, device=options.device, **sizes) as (client, region):
         run_batch(client, 1, options)
         results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
     report(results, options)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -50,7 +51,9 @@ class Prompts:
 def make_engine_config(options: argparse.Namespace) -> EngineConfig:
     """Return an engine whose KV cache goes on in host memory."""
     length = options.prefix_tokens + 4096
-    model = ModelConfig(model=str(options.model), load_format="dummy", max_model_len=length)
+    positions = json.dumps({"max_position_embeddings": length})
+    name = str(options.model)
+    model = ModelConfig(model=name, load_format="dummy", max_model_len=length, hf_overrides=positions)
     config = make_config(model, device=options.device, num_blocks=options.num_blocks, max_num_seqs=32)
     offload = OffloadConfig(kv_offloading_size=options.host_gib)
     return replace(config, enable_prefix_caching=True, kv_offload=offload)

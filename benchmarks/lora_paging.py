@@ -79,8 +79,8 @@ def make_engine_config(options: argparse.Namespace) -> EngineConfig:
     """Return an engine with more adapters than slots."""
     model = ModelConfig(model=str(options.model), load_format="dummy", max_model_len=1024)
     config = make_config(model, device=options.device, num_blocks=1024, max_num_seqs=8)
-    ranks = {"enable_lora": True, "max_loras": _SLOTS, "max_cpu_loras": 2 * _SLOTS, "max_lora_rank": options.rank}
-    return replace(config, lora=LoraConfig(**ranks))
+    lora = LoraConfig(enable_lora=True, max_loras=_SLOTS, max_cpu_loras=2 * _SLOTS, max_lora_rank=options.rank)
+    return replace(config, lora=lora)
 
 
 def main() -> None:

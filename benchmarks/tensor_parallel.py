@@ -22,10 +22,11 @@ from pathlib import Path
 
 from dummy_engine import make_config
 from engine_client import connect
-from gpu_decode import Window, find_engine, make_model, make_parser, run_batch
+from gpu_decode import Window, make_model, make_parser, run_batch
 from step_bytes import cache_bytes, weight_bytes
 
 from blink.config import EngineConfig
+from blink.engine.boot import create_engine
 from blink.link.client import EngineClient
 from blink.models.weights.source import read_spec
 
@@ -34,7 +35,7 @@ _SPIN = "while True: pass"
 
 def serve(config: EngineConfig) -> None:
     """Run an engine until SIGTERM."""
-    engine = find_engine(config.device)(config)
+    engine = create_engine(config)
     signal.signal(signal.SIGTERM, lambda *_: engine.stop())
     engine.run()
 

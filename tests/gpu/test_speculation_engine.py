@@ -29,7 +29,6 @@ from blink.link.client import EngineClient
 from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 from blink.structured_outputs import StructuredOutputsParams
-from engine_process import UNREFUSED
 from tiny_model import CONFIG, write_tiny_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -64,7 +63,7 @@ def serving(model: Path, *flags: str) -> Iterator[Callable[[], EngineClient]]:
     region = f"gpu-{os.getpid()}-{secrets.token_hex(3)}"
     usual = [f"--model={model}", "--load-format=dummy", "--device=cuda", f"--region={region}", "--max-num-seqs=8"]
     usual += ["--num-gpu-blocks-override=1024", "--max-num-batched-tokens=64", *flags]
-    process = subprocess.Popen([sys.executable, "-c", UNREFUSED, "engine", *usual])
+    process = subprocess.Popen([sys.executable, "-m", "blink", "engine", *usual])
     try:
         connect(region, process).close()
         yield functools.partial(connect, region, process)

@@ -35,16 +35,6 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 
-# What Python runs as `blink` where ranks on GPUs are not refused.
-UNREFUSED = """
-import sys
-from blink.cli.main import main
-from blink.engine import boot
-from blink.engine import gpu_group
-boot.refuse_ranks = gpu_group.refuse_untried = lambda *_: None
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 @contextmanager
 def run_engine_process(

@@ -12,8 +12,7 @@ import gguf
 import pytest
 import torch
 
-from blink.config import EngineConfig, ModelConfig
-from blink.engine import boot
+from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.models.weights.checkpoint import SafetensorsCheckpoint
 from blink.models.weights.cuts import Cuts
@@ -176,12 +175,6 @@ def test_a_damaged_checkpoint_is_refused_by_all_ranks(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
     with pytest.raises(ConfigError, match=r"has no tensor 'model.layers.3"):
         load_parts(tmp_path, 2)
-
-
-def test_several_ranks_are_refused_on_a_gpu_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match=r"--tensor-parallel-size 2 does not run on GPUs yet.*--device cpu"):
-        boot.create_engine(EngineConfig(tensor_parallel_size=2))
 
 
 def test_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

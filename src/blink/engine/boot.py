@@ -70,7 +70,6 @@ def create_engine(config: EngineConfig) -> Engine:
     _check_offload(config)
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
-    refuse_ranks(config)
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
@@ -92,15 +91,6 @@ def _settle_ranks(config: EngineConfig) -> EngineConfig:
         size = choose_size(measure_model(config, room, len(memory)))
         logger.info("--tensor-parallel-size auto: %d of %d GPUs", size, len(memory))
     return replace(config, tensor_parallel_size=size)
-
-
-def refuse_ranks(config: EngineConfig) -> None:
-    """Refuse several GPUs, which not all of tests/gpu has shown to work; those tests take this away."""
-    if config.tensor_parallel_size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} does not run on GPUs yet: leave it out, or use "
-            "--device cpu; --data-parallel-size has an engine on each GPU"
-        )
 
 
 def _check_offload(config: EngineConfig) -> None:

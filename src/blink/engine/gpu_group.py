@@ -26,8 +26,8 @@ from blink.kernels.gpu.comm.all_reduce import GpuRanks
 from blink.kernels.gpu.comm.boxes import Boxes
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import ModelSource, open_model
-from blink.plan.site import Bucket, first_reason
+from blink.models.weights.loader import open_model
+from blink.plan.site import Bucket
 from blink.region.layout import StepKind
 from blink.region.memory import Region
 from blink.runner.run import Runner
@@ -94,7 +94,6 @@ class GpuGroup:
             )
         self.devices = [torch.device("cuda", first + rank) for rank in range(size)]
         source = open_model(config.model, self.devices[0], dtype)
-        refuse_untried(source, size)
         vocab_size = source.spec.vocab_size
         sums = config.max_num_batched_tokens * source.spec.hidden_size * dtype.itemsize
         self._boxes = Boxes(self.devices, sums, _count_logits(config, -(-vocab_size // size)) * dtype.itemsize)
@@ -187,26 +186,6 @@ def capture_segments(
     apart = any(part is not None for part in left)
     left.clear()
     scheduler.capture_segments(index, runs, apart=apart)
-
-
-def refuse_untried(source: ModelSource, size: int) -> None:
-    """Refuse what is built for ranks on GPUs and has not run there yet; tests/gpu takes this away.
-
-    Raises:
-        ConfigError: the model has such a part.
-    """
-    spec = source.spec
-    mixers = [layer.mixer for layer in spec.distinct_layers]
-    reasons = {
-        "models that pool have": spec.pooling is not None,
-        "GGUF files have": source.checkpoint.stored_rows is not None,
-        "quantized matrices have": source.checkpoint.matrices is not None,
-        "mixtures of experts have": spec.mixture is not None,
-        "recurrent layers have": any(mixer.recurrence is not None for mixer in mixers),
-        "latent attention has": any(mixer.attention is not None and mixer.attention.latent for mixer in mixers),
-    }
-    if (reason := first_reason(reasons)) is not None:
-        raise ConfigError(f"--tensor-parallel-size {size}: {reason} not run on several GPUs yet: leave it out")
 
 
 def find_failed(arrays: DeviceArrays) -> dict[StepKind, Tensor]:
