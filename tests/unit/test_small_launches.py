@@ -95,18 +95,18 @@ def test_a_layer_launches_few_kernels_of_which_none_is_pytorchs(monkeypatch: pyt
 
 def test_a_layer_launches_more_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotuner, "compute", take_first)
+    monkeypatch.setattr(store, "MOST_TOKENS", 0)
+    monkeypatch.setattr(router, "MOST_FUSED_ROWS", 0)
     router_kernels = ["to", "linear", "_choose"]
     shared = ["linear", "_activate", "linear", "add_"]
     attention = ["_norm", "linear", "_norm", "linear", "bmm", "_turn_and_store", "attend_latents"]
     assert list_layer(monkeypatch) == ["bmm", "linear", "_norm", *router_kernels, *EXPERTS, *shared, *attention]
 
 
-def test_kernels_between_gemms_overlap_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_of_few_rows_overlap() -> None:
     lines: list[str] = []
     with pretended_gpu(lines.append):
         x = torch.empty(pdl.MOST_ROWS, 8, device="cuda")
-        assert pdl.overlap(x, 1) == {}
-        monkeypatch.setattr(pdl, "BETWEEN_GEMMS", True)
         assert pdl.overlap(x, pdl.MOST_ROWS) == {"PDL": True, "launch_pdl": True}
         assert pdl.overlap(x, pdl.MOST_ROWS + 1) == {}
     assert pdl.overlap(torch.empty(1, 8), 1) == {}

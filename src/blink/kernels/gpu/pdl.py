@@ -14,7 +14,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from blink.kernels.gpu.device import has_clusters
 
-BETWEEN_GEMMS: Final = False  # whether kernels between the GEMMs of few rows overlap; until timed on a GPU
 MOST_ROWS: Final = 64  # of more, kernels are longer than a launch
 
 
@@ -25,7 +24,7 @@ def launch_options(*, pdl: bool) -> dict[str, bool]:
 
 def overlap(x: Tensor, rows: int) -> dict[str, Any]:
     """Return what a launch for some rows of x takes, whose kernel calls start_pdl() if its constant PDL says so."""
-    if not (BETWEEN_GEMMS and x.is_cuda and rows <= MOST_ROWS and has_clusters()):
+    if not (x.is_cuda and rows <= MOST_ROWS and has_clusters()):
         return {}
     return {"PDL": True, **launch_options(pdl=True)}
 

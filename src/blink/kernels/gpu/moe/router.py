@@ -24,7 +24,7 @@ from blink.kernels.router import Chosen
 if TYPE_CHECKING:
     from blink.models.mlps import Router
 
-MOST_FUSED_ROWS = 0  # that choose_of_rows() takes: none before it is timed on a GPU
+MOST_FUSED_ROWS = 32  # that choose_of_rows() takes; more were not timed
 _MOST_COUNTERS = 64
 _EXPERTS_PER_PROGRAM, _DEPTH = 4, 1024
 _NO_SUM = tl.constexpr(1e-20)  # is added to sums, which else might be 0
