@@ -133,6 +133,20 @@ def test_updates_equal_those_of_one_adapter_after_the_other(
     assert found.add(other, other, other) is other
 
 
+def test_programs_of_few_tokens_take_wide_tiles_of_a_wide_weight(device: torch.device) -> None:
+    weight, like = torch.empty(33 * 256, 40), torch.empty(0, device=device)
+    parts = WeightParts((33 * 256, 40), (slice(0, 256), slice(256, 33 * 256)))
+    held = [{id(weight): draw_updates(parts, 5, seed=seed)} for seed in range(2)]
+    adapters = make_adapters({id(weight): parts}, held, 5, like)
+    batch = to_device(make_batch([2, 0, 1], [1, 1, 1], 2, 3), device)
+    found = adapters.find(batch, Bucket(3, 3, decoding=True, adapters=True))
+    x, base = torch.randn(3, 40), torch.randn(3, 33 * 256)
+    finish = found.begin(x.to(device), weight)
+    result = finish(base.to(device), torch.full((3,), 2.0, device=device))
+    expected = expect(2 * x, base, torch.tensor([2, 0, 1]), held, weight, id(weight))
+    torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device) -> None:
     weight, like = torch.empty(QKV.shape), torch.empty(0, device=device)
     large = {id(weight): draw_updates(QKV, 16, seed=1)}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,8 +33,17 @@ class TokenUpdates:
     updates: Updates
 
 
+# Adds what adapters change to results [tokens, out], in place, and returns them; factors: float32 [tokens], what rows
+# of x are to be multiplied by, or none.
+Finish = Callable[[Tensor, Tensor | None], Tensor]
+
+
 class StepUpdates(Protocol):
     """The updates of a step's tokens; those of tokens without an adapter are none."""
+
+    def begin(self, x: Tensor, weight: Weight, *, early: bool = False) -> Finish:
+        """Begin the update of x [tokens, in] times a weight, which add() does at once; return what ends it."""
+        ...
 
     def add(
         self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None, *, early: bool = False
@@ -72,6 +81,10 @@ class GroupedUpdates:
 
     def __init__(self, groups: Sequence[TokenUpdates]) -> None:
         self._groups = groups
+
+    def begin(self, x: Tensor, weight: Weight, *, early: bool = False) -> Finish:  # noqa: ARG002
+        """Do what StepUpdates.begin() says: all at its end."""
+        return lambda result, factors: self.add(result, x, weight, factors)
 
     def add(
         self,

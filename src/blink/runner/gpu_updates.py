@@ -30,8 +30,11 @@ class UpdatedWriterNorms(WriterNorms):
         """Return the norm of the residual times a weight."""
         normed = self._normed
         inverse_rms = self.residual.new_empty(len(self.residual), dtype=torch.float32)
+        finish = self._updates.begin(
+            normed.x, weight, early=True
+        )  # in front of the GEMM, which loads weights meanwhile
         found = gemm.normed_linear(normed, self._eps, weight, bias, inverse_rms=inverse_rms)
-        return self._updates.add(found, normed.x, weight, inverse_rms, early=True)
+        return finish(found, inverse_rms)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:
         """Add x times a weight to the residual."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import triton
@@ -18,12 +19,14 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.formats.base import Weight
 from blink.kernels.batch import Batch
+from blink.kernels.gpu.lora import few_tokens
 from blink.kernels.gpu.lora.paging import copy_ordered
-from blink.kernels.gpu.lora.update import LEAST_RANK, MOST_RANK_TILE, Stack, add_update, mark_tokens
-from blink.kernels.lora import Updates, WeightParts
+from blink.kernels.gpu.lora.stack import LEAST_RANK, MOST_RANK_TILE, Stack
+from blink.kernels.gpu.lora.update import add_update, mark_tokens
+from blink.kernels.lora import Finish, Updates, WeightParts
 from blink.plan.site import Bucket
 
-_LEAST_TILE, _MOST_TILE = 16, 64
+_LEAST_TILE, _MOST_TILE = 16, 256
 Upload = Callable[[Tensor, Tensor], None]  # copies to GPU memory, from the host's; blocks until it is there
 
 
@@ -105,15 +108,36 @@ class GpuUpdates:
     def __init__(self, stacks: Mapping[int, Stack], places: Tensor) -> None:
         """Take the stacks of weights by identity, and each token's place in them, as mark_tokens() returns it."""
         self._stacks, self._places = stacks, places
+        self._adapters = few_tokens.list_adapters(places) if len(places) <= few_tokens.MOST_TOKENS else None
+
+    def begin(self, x: Tensor, weight: Weight, *, early: bool = False) -> Finish:
+        """Do what StepUpdates.begin() says."""
+        stack = self._stacks.get(id(weight))
+        if stack is None:
+            return _finish_nothing
+        if self._adapters is None:
+            return partial(self._add_many, x, stack, early)
+        found = few_tokens.shrink(x, stack, self._places, self._adapters, early=early)
+        return partial(self._finish_few, found, stack, early)
+
+    def _add_many(self, x: Tensor, stack: Stack, early: bool, result: Tensor, factors: Tensor | None) -> Tensor:
+        add_update(result, x, stack, self._places, factors, early=early)
+        return result
+
+    def _finish_few(self, found: Tensor, stack: Stack, early: bool, result: Tensor, factors: Tensor | None) -> Tensor:
+        assert self._adapters is not None
+        few_tokens.expand(result, found, stack, self._places, self._adapters, factors, early=early)
+        return result
 
     def add(
         self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None, *, early: bool = False
     ) -> Tensor:
         """Do what StepUpdates.add() says."""
-        stack = self._stacks.get(id(weight))
-        if stack is not None:
-            add_update(result, x, stack, self._places, factors, early=early)
-        return result
+        return self.begin(x, weight, early=early)(result, factors)
+
+
+def _finish_nothing(result: Tensor, factors: Tensor | None) -> Tensor:  # noqa: ARG001
+    return result
 
 
 def pad_rank(rank: int) -> int:

@@ -3,13 +3,11 @@
 # pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """The update of a GEMM's results by the adapters of its tokens: a kernel for x A^T (shrink), another for B (expand).
 
-A program has a tile of tokens and one of the adapters in it; where tiles are many, it goes through them all. Each token
-has one adapter at most, so programs never write the same element. Shrink shares k, and expand adds the parts up.
+A program has a tile of tokens, and goes through the adapters in it. Each token has one adapter at most. Shrink shares
+k, and expand adds the parts up. Few tokens have kernels of their own (few_tokens.py).
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,32 +16,14 @@ from torch import Tensor
 
 from blink.kernels.batch import PARAM_WORDS, Batch, Param
 from blink.kernels.gpu.device import has_clusters
+from blink.kernels.gpu.lora.stack import MOST_RANK_TILE, Stack
 from blink.kernels.gpu.pdl import launch_options, start_pdl
 
-LEAST_RANK = 16  # the least k of tl.dot
-MOST_RANK_TILE = 64
-_FEW_TOKENS = 64  # for which each adapter of a tile has programs of its own
-_MOST_WAYS = 16
+_BLOCK, _TILE = 64, 64  # tokens, and rows of a weight, of a program
 _CHUNK = 512  # of k, for one program of shrink where tokens are few
 _MANY_PROGRAMS = 256
 _MOST_SUMMED = 8192  # parts of shrink's results that a program of expand has at once
 _BLOCK_K_BYTES = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The updates of one weight by all adapters, the scales in `up`."""
-
-    down: Tensor  # [places, parts * rank, in]; a part is a matrix of the weight
-    up: Tensor  # [places, out, rank]
-    parts: Tensor  # int32 [out / tile]; the part that each tile of the weight's rows belongs to
-    num_parts: int
-    tile: int  # rows of the weight
-
-    @property
-    def rank(self) -> int:
-        """The rank, padding included."""
-        return self.up.shape[2]
 
 
 def mark_tokens(batch: Batch, places_of_slots: Tensor, num_tokens: int, num_rows: int) -> Tensor:
@@ -68,23 +48,22 @@ def add_update(
     the kernels before and after these are launched early, as these then are.
     """
     tokens, width = len(x), stack.down.shape[1]
-    block = max(16, min(64, triton.next_power_of_2(tokens)))
-    tiles, rank_tile = triton.cdiv(tokens, block), min(stack.rank, MOST_RANK_TILE)
-    ways = min(len(stack.up), _MOST_WAYS) if tokens <= _FEW_TOKENS else 1
+    tiles, rank_tile = triton.cdiv(tokens, _BLOCK), min(stack.rank, MOST_RANK_TILE)
+    tile = min(stack.tile, _TILE)
     block_k = _BLOCK_K_BYTES // x.element_size()
-    most = min(_MANY_PROGRAMS // (tiles * width // rank_tile), _MOST_SUMMED // (block * rank_tile))
+    most = min(_MANY_PROGRAMS // (tiles * width // rank_tile), _MOST_SUMMED // (_BLOCK * rank_tile))
     chunk, shares = _split(x.shape[1], max(most, 1), block_k)
     pdl = early and x.is_cuda and has_clusters()
     assert x.stride(1) == result.stride(1) == 1 and result.shape == (tokens, stack.up.shape[1])
     found = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
-    _shrink[(tiles, width // rank_tile, shares * ways)](
+    _shrink[(tiles, width // rank_tile, shares)](
         x, stack.down, places, found, tokens, x.shape[1], width, x.stride(0), stack.down.stride(0), chunk,
-        WAYS=ways, BLOCK=block, BLOCK_K=block_k, RANK_TILE=rank_tile, PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
+        BLOCK=_BLOCK, BLOCK_K=block_k, RANK_TILE=rank_tile, PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
-    _expand[(tiles, stack.up.shape[1] // stack.tile, ways)](
+    _expand[(tiles, stack.up.shape[1] // tile)](
         found, factors, stack.up, stack.parts, places, result,
-        tokens, shares, width, result.stride(0), stack.up.stride(0),
-        WAYS=ways, BLOCK=block, TILE=stack.tile, RANK=stack.rank, RANK_TILE=rank_tile,
+        tokens, shares, width, result.stride(0), stack.up.stride(0), stack.tile // tile,
+        BLOCK=_BLOCK, TILE=tile, RANK=stack.rank, RANK_TILE=rank_tile,
         SPLITS=triton.next_power_of_2(shares), PDL=pdl, num_warps=4, **launch_options(pdl=pdl),
     )  # fmt: skip
 
@@ -123,14 +102,14 @@ def _find_place(place, nth, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def _shrink(
     x, down, places, found, tokens, size, width, x_stride, down_stride, chunk,
-    WAYS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_K: tl.constexpr, RANK_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write x A^T over a part of k for some rows of A, of the tile's tokens that have an adapter."""
     if PDL:
         start_pdl()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * RANK_TILE + tl.arange(0, RANK_TILE)
-    split, nth = tl.program_id(2) // WAYS, tl.program_id(2) % WAYS
+    split, nth = tl.program_id(2), 0
     place = tl.load(places + token, mask=token < tokens, other=0)
     one = _find_place(place, nth, BLOCK)
     while one > 0:
@@ -145,14 +124,14 @@ def _shrink(
             total = tl.dot(left, right, total, input_precision="ieee")
         row = (split * tokens + token).to(tl.int64)
         tl.store(found + row[:, None] * width + column[None, :], total, mask=rows[:, None])
-        nth += WAYS
+        nth += 1
         one = _find_place(place, nth, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens", "shares"])
 def _expand(
-    found, factors, up, parts, places, result, tokens, shares, width, result_stride, up_stride,
-    WAYS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
+    found, factors, up, parts, places, result, tokens, shares, width, result_stride, up_stride, scale,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, RANK: tl.constexpr, RANK_TILE: tl.constexpr,
     SPLITS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Add what B makes of shrink's results to a tile of the weight's rows, of the tile's tokens with an adapter."""
@@ -160,9 +139,9 @@ def _expand(
         start_pdl()
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    nth = tl.program_id(2)
+    nth = 0
     place = tl.load(places + token, mask=token < tokens, other=0)
-    start = tl.load(parts + tl.program_id(1)) * RANK
+    start = tl.load(parts + tl.program_id(1) // scale) * RANK
     one = _find_place(place, nth, BLOCK)
     while one > 0:
         rows = place == one
@@ -182,5 +161,5 @@ def _expand(
         target = result + token.to(tl.int64)[:, None] * result_stride + column[None, :]
         old = tl.load(target, mask=rows[:, None], other=0.0)
         tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
-        nth += WAYS
+        nth += 1
         one = _find_place(place, nth, BLOCK)
