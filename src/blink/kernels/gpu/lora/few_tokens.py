@@ -21,7 +21,7 @@ from blink.kernels.gpu.pdl import launch_options
 
 MOST_TOKENS = 64
 _MOST_WAYS = 16  # adapters that have programs; of more, a program has several
-_CHUNK_BYTES = 1024  # of a row, for one program of shrink
+_CHUNK_BYTES = 512  # of a row, for one program of shrink
 _MOST_TILE, _WIDE = 256, 8192  # rows of a weight that a program of expand has, where the weight has more than so many
 _SUMMED = 8192  # numbers of shrink's parts that a program of expand has at once
 
@@ -88,7 +88,7 @@ def _block(tokens: int) -> int:
 
 def _launch(x: Tensor, *, early: bool) -> dict[str, bool | int]:
     pdl = early and x.is_cuda and has_clusters()
-    return {"PDL": pdl, "num_warps": 8, **launch_options(pdl=pdl)}
+    return {"PDL": pdl, "num_warps": 4, **launch_options(pdl=pdl)}
 
 
 @triton.jit
