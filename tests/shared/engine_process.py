@@ -35,12 +35,14 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 
-# What Python runs as `blink` where ranks on GPUs are not refused.
+# What Python runs as `blink` where ranks and draft heads on GPUs are not refused.
 UNREFUSED = """
 import sys
+from blink import speculation
 from blink.cli.main import main
 from blink.engine import boot
 from blink.engine import gpu_group
+speculation.HEADS_RUN_ON_GPUS = True
 boot.refuse_ranks = gpu_group.refuse_untried = lambda *_: None
 sys.exit(main(sys.argv[1:]))
 """

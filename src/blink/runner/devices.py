@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from blink.kernels.draft_rows import FindRows
 from blink.kernels.layer_inputs import JoinInputs
 from blink.kernels.recurrent import Advance
 from blink.kernels.snapshots import CopyStates
@@ -51,6 +52,11 @@ class DeviceCode(Protocol):
     @property
     def join_inputs(self) -> JoinInputs:
         """What computes the inputs that layers have of their own."""
+        ...
+
+    @property
+    def find_rows(self) -> FindRows:
+        """What finds the rows behind which a draft head guesses."""
         ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:

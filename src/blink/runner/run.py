@@ -83,10 +83,11 @@ class Runner:
             self._sample(self._compute_head(take_last_tokens(hidden, batch, size.rows)), batch, size.rows)
         else:
             self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
-        self._run_head(batch, kv_cache, size)
+        self.run_head(batch, kv_cache, size)
 
-    def _run_head(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
-        """Let the draft head guess what follows the samples."""
+    @torch.inference_mode()
+    def run_head(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+        """Let the draft head, if there is one, guess what follows the samples of a step."""
         if self.drafter is not None:
             self.drafter.read(batch, kv_cache[len(self.model.layers)], size)
 
@@ -132,7 +133,7 @@ class Runner:
         if layers.stop < len(self.model.layers):
             return stream.pause()
         self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size.rows)
-        self._run_head(batch, kv_cache, size)
+        self.run_head(batch, kv_cache, size)
         return None
 
     @torch.inference_mode()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows behind which a draft head guesses: those of a padded bucket on a GPU do what the CPU's own rows do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu.draft_rows import CpuDraftRows
+from blink.kernels.draft_rows import RESTS_UNTIL, count_blocks
+from blink.kernels.layer_cache import LayerCache
+from blink.kernels.rotary import make_rotary_table
+from blink.models.layers import Attention
+from blink.models.rope import Rope
+
+gpu = pytest.importorskip("blink.kernels.gpu.draft_rows")
+
+MAX_LEN, VOCAB, NUM_BLOCKS = 96, 500, 64
+ATTENTION = Attention(heads=4, kv_heads=2, head_dim=32, rope=Rope(theta=1e4, rotary_dim=32))
+SIZE = (ATTENTION.heads + 2 * ATTENTION.kv_heads) * ATTENTION.head_dim
+
+
+class Text(NamedTuple):
+    """A slot's part of a step."""
+
+    first: int  # position of its first token
+    count: int  # tokens: of a chunk, or each in a row of its own
+    num_prompt: int  # tokens of its prompt
+    kept: int | None = None  # drafts that are sampled; None: the row is a chunk
+    rests_until: int = 0
+    sample: int = 7  # of a row whose logits are no numbers: -1
+
+
+MIXED = [
+    Text(16, 1, 5, kept=0),
+    Text(31, 4, 9, kept=3),  # all drafts are kept, over a block's border
+    Text(40, 4, 9, kept=1),
+    Text(12, 16, 3, kept=0),  # none of as many as there may be
+    Text(15, 16, 3, kept=15),
+    Text(20, 1, 4, kept=0, rests_until=23),  # one token too early
+    Text(20, 1, 4, kept=0, rests_until=22),
+    Text(33, 1, 4, kept=0, sample=-1),
+    Text(0, 5, 5),  # a whole prompt
+    Text(7, 9, 16),  # its last chunk, which fills a block
+    Text(0, 9, 30),  # a chunk of one that goes on
+    Text(8, 8, 17),  # all but one token
+]
+
+
+def make_step(texts: Sequence[Text], block_size: int, padding: tuple[int, int]) -> tuple[Batch, int, int]:
+    """Return a sampled step, and its tokens and rows; beyond them are so many padding tokens and rows."""
+    draw = torch.Generator().manual_seed(len(texts) + block_size)
+    rows = [
+        (slot, text.first + at * (text.kept is not None), 1 if text.kept is not None else text.count)
+        for slot, text in enumerate(texts)
+        for at in range(text.count if text.kept is not None else 1)
+    ]
+    num_tokens = sum(count for _, _, count in rows)
+    batch = Batch.allocate(
+        max_tokens=num_tokens + padding[0],
+        max_rows=len(rows) + padding[1],
+        num_slots=len(texts),
+        max_blocks=MAX_LEN // block_size,
+        max_model_len=MAX_LEN,
+        has_draft_head=True,
+    )
+    order = torch.randperm(NUM_BLOCKS, generator=draw).to(torch.int32)
+    batch.block_tables.copy_(order.repeat(len(texts))[: batch.block_tables.numel()].view(batch.block_tables.shape))
+    batch.tokens.copy_(torch.randint(1, VOCAB, batch.tokens.shape, generator=draw))
+    batch.kv_slots.fill_(-1)
+    batch.query_starts.fill_(num_tokens)
+    at = 0
+    for row, (slot, first, count) in enumerate(rows):
+        span = slice(at, at + count)
+        batch.positions[span] = torch.arange(first, first + count)
+        batch.input_ids[span] = batch.tokens[slot, first : first + count]
+        batch.query_starts[row], batch.row_slots[row], batch.context_lens[row] = at, slot, first + count
+        batch.sampled_tokens[row] = sample_of(texts[slot], batch.tokens[slot], first + count)
+        at += count
+    for slot, text in enumerate(texts):
+        batch.params[slot, Param.NUM_PROMPT_TOKENS] = text.num_prompt
+        batch.head_drafts[slot, RESTS_UNTIL] = text.rests_until
+    for word, value in ((Header.NUM_ROWS, len(rows)), (Header.NUM_TOKENS, num_tokens)):
+        batch.header[word] = value
+    return batch, num_tokens, len(rows)
+
+
+def sample_of(text: Text, tokens: torch.Tensor, end: int) -> int:
+    """Return what the row whose last token stands before `end` samples: the draft that follows, as far as it is kept."""
+    if text.sample < 0 or text.kept is None:
+        return text.sample
+    follows = int(tokens[end])
+    return follows if end - text.first <= text.kept else follows % VOCAB + 1
+
+
+@pytest.mark.parametrize(("block_size", "num_drafts"), [(16, 3), (8, 15), (32, 2), (16, 1)])
+@pytest.mark.parametrize("padding", [(0, 0), (21, 5)], ids=["full", "padded"])
+@pytest.mark.parametrize("texts", [MIXED, MIXED[:1], MIXED[5:6]], ids=["mixed", "one", "none"])
+def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
+    device: torch.device, block_size: int, num_drafts: int, padding: tuple[int, int], texts: list[Text]
+) -> None:
+    batch, num_tokens, num_rows = make_step(texts, block_size, padding)
+    draw = torch.Generator().manual_seed(3)
+    cells = torch.randn(2, NUM_BLOCKS, block_size, ATTENTION.kv_heads, ATTENTION.head_dim, generator=draw)
+    bucket = num_tokens + padding[0], num_rows + padding[1]
+    own = dataclasses.replace(
+        batch, **{one.name: getattr(batch, one.name).to(device, copy=True) for one in dataclasses.fields(Batch)}
+    )
+    expected = CpuDraftRows(batch, (num_tokens, num_rows), num_drafts, ATTENTION, torch.float32)
+    found = gpu.GpuDraftRows(own, bucket, num_drafts, ATTENTION, torch.float32)
+    assert found.next_ids[:num_tokens].tolist() == expected.next_ids.tolist()
+    assert int(found.next_ids.min()) >= 0 and int(found.next_ids.max()) <= VOCAB
+    guessed = find_guessed(texts, batch, num_rows)
+    assert found.ends[guessed].tolist() == expected.ends.tolist() and len(found.ends) == bucket[1]
+    spare = bucket[1] * count_blocks(num_drafts, block_size)
+    wide = torch.cat((cells, torch.zeros(2, spare, *cells.shape[2:])), dim=1).to(device)
+    table = make_rotary_table(ATTENTION.rope.frequencies(), MAX_LEN + num_drafts, "cpu")
+    if num_drafts > 1 and guessed:
+        expected.open(LayerCache(cells.clone()))
+    if num_drafts > 1:
+        found.open(LayerCache(wide))
+    for guess in range(1, num_drafts):
+        assert found.positions(guess)[guessed].tolist() == (expected.positions(guess).tolist() if guessed else [])
+        qkv = torch.randn(bucket[1], SIZE, generator=draw)
+        rotation = table.index_select(0, found.positions(guess).cpu().clamp(max=len(table) - 1))
+        attended = found.attend(guess, qkv.to(device), rotation.to(device)).cpu()
+        assert attended.any(dim=1).nonzero().flatten().tolist() == guessed
+        if guessed:
+            known = expected.attend(guess, qkv[guessed], rotation[guessed])
+            torch.testing.assert_close(attended[guessed], known, atol=2e-5, rtol=2e-5)
+    assert torch.equal(wide[:, :NUM_BLOCKS].cpu(), cells)
+    drafts = torch.randint(0, VOCAB, (bucket[1], num_drafts), generator=draw)
+    found.write(drafts.to(device))
+    if guessed:
+        expected.write(drafts[guessed])
+    assert torch.equal(own.head_drafts.cpu(), batch.head_drafts)
+    assert (batch.head_drafts[:, RESTS_UNTIL + 1] > 0).sum() == len(guessed)
+
+
+def find_guessed(texts: Sequence[Text], batch: Batch, num_rows: int) -> list[int]:
+    """Return the rows behind which tokens are guessed, by what the texts say of themselves."""
+    found: list[int] = []
+    for row in range(num_rows):
+        text, end = texts[int(batch.row_slots[row])], int(batch.context_lens[row])
+        is_last = end == text.first + (text.count if text.kept is None else 1 + text.kept)
+        if is_last and text.sample >= 0 and end >= text.num_prompt and end + 1 >= text.rests_until:
+            found.append(row)
+    return found
