@@ -91,7 +91,7 @@ def make_step(texts: Sequence[Text], block_size: int, padding: tuple[int, int]) 
 
 
 def sample_of(text: Text, tokens: torch.Tensor, end: int) -> int:
-    """Return what the row whose last token stands before `end` samples: the draft that follows, as far as it is kept."""
+    """Return what a row that ends before `end` samples: the draft that follows, as far as that is kept."""
     if text.sample < 0 or text.kept is None:
         return text.sample
     follows = int(tokens[end])
@@ -111,31 +111,36 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
     own = dataclasses.replace(
         batch, **{one.name: getattr(batch, one.name).to(device, copy=True) for one in dataclasses.fields(Batch)}
     )
-    expected = CpuDraftRows(batch, (num_tokens, num_rows), num_drafts, ATTENTION, torch.float32)
-    found = gpu.GpuDraftRows(own, bucket, num_drafts, ATTENTION, torch.float32)
-    assert found.next_ids[:num_tokens].tolist() == expected.next_ids.tolist()
-    assert int(found.next_ids.min()) >= 0 and int(found.next_ids.max()) <= VOCAB
     guessed = find_guessed(texts, batch, num_rows)
-    assert found.ends[guessed].tolist() == expected.ends.tolist() and len(found.ends) == bucket[1]
     spare = bucket[1] * count_blocks(num_drafts, block_size)
     wide = torch.cat((cells, torch.zeros(2, spare, *cells.shape[2:])), dim=1).to(device)
     table = make_rotary_table(ATTENTION.rope.frequencies(), MAX_LEN + num_drafts, "cpu")
-    if num_drafts > 1 and guessed:
-        expected.open(LayerCache(cells.clone()))
+    queries = torch.randn(num_drafts, bucket[1], SIZE, generator=draw)
+    drafts = torch.randint(0, VOCAB, (bucket[1], num_drafts), generator=draw)
+
+    found = gpu.GpuDraftRows(own, bucket, num_drafts, ATTENTION, torch.float32)
     if num_drafts > 1:
         found.open(LayerCache(wide))
-    for guess in range(1, num_drafts):
-        assert found.positions(guess)[guessed].tolist() == (expected.positions(guess).tolist() if guessed else [])
-        qkv = torch.randn(bucket[1], SIZE, generator=draw)
-        rotation = table.index_select(0, found.positions(guess).cpu().clamp(max=len(table) - 1))
-        attended = found.attend(guess, qkv.to(device), rotation.to(device)).cpu()
-        assert attended.any(dim=1).nonzero().flatten().tolist() == guessed
-        if guessed:
-            known = expected.attend(guess, qkv[guessed], rotation[guessed])
-            torch.testing.assert_close(attended[guessed], known, atol=2e-5, rtol=2e-5)
-    assert torch.equal(wide[:, :NUM_BLOCKS].cpu(), cells)
-    drafts = torch.randint(0, VOCAB, (bucket[1], num_drafts), generator=draw)
+    places = [found.positions(guess).cpu() for guess in range(1, num_drafts)]
+    turns = [table.index_select(0, each.clamp(0, len(table) - 1)) for each in places]
+    attended = [
+        found.attend(guess, queries[guess].to(device), turn.to(device)).cpu() for guess, turn in enumerate(turns, 1)
+    ]
     found.write(drafts.to(device))
+
+    expected = CpuDraftRows(batch, (num_tokens, num_rows), num_drafts, ATTENTION, torch.float32)
+    assert found.next_ids[:num_tokens].tolist() == expected.next_ids.tolist()
+    assert int(found.next_ids.min()) >= 0 and int(found.next_ids.max()) <= VOCAB
+    assert found.ends[guessed].tolist() == expected.ends.tolist() and len(found.ends) == bucket[1]
+    if num_drafts > 1 and guessed:
+        expected.open(LayerCache(cells.clone()))
+    for guess, (place, turn, result) in enumerate(zip(places, turns, attended, strict=True), 1):
+        assert result.any(dim=1).nonzero().flatten().tolist() == guessed
+        if guessed:
+            assert place[guessed].tolist() == expected.positions(guess).tolist()
+            known = expected.attend(guess, queries[guess][guessed], turn[guessed])
+            torch.testing.assert_close(result[guessed], known, atol=2e-5, rtol=2e-5)
+    assert torch.equal(wide[:, :NUM_BLOCKS].cpu(), cells)
     if guessed:
         expected.write(drafts[guessed])
     assert torch.equal(own.head_drafts.cpu(), batch.head_drafts)

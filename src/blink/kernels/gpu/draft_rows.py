@@ -118,7 +118,7 @@ class GpuDraftRows:
 
 @triton.jit
 def _find_rows(
-    header, input_ids, positions, query_starts, row_slots, sampled_tokens, tokens, params, head_drafts,
+    header, input_ids, positions, query_starts, row_slots, sampled_tokens, tokens, slot_params, head_drafts,
     next_ids, ends, contexts, tokens_stride, params_stride, drafts_stride,
     LAST_POSITION: tl.constexpr, ROWS_OF_SLOT: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +129,7 @@ def _find_rows(
     end = tl.load(query_starts + row + 1, mask=is_row, other=1) - 1
     sample = tl.load(sampled_tokens + row, mask=is_row, other=-1)
     after = tl.load(positions + end, mask=is_row, other=0) + 1  # where the next token stands
-    num_prompt = tl.load(params + slot * params_stride + _NUM_PROMPT_TOKENS)
+    num_prompt = tl.load(slot_params + slot * params_stride + _NUM_PROMPT_TOKENS)
     known = tl.load(tokens + slot * tokens_stride + tl.minimum(after, LAST_POSITION))
     tl.store(next_ids + end, tl.maximum(tl.where(after < num_prompt, known, sample), 0), mask=is_row)
     # The slot's rows up to this one, and the one behind it: which of them have the token that the one before sampled.
