@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -12,15 +13,21 @@ import torch
 
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.draft_rows import CpuDraftRows
-from blink.kernels.draft_rows import RESTS_UNTIL, count_blocks
+from blink.kernels.draft_rows import RESTS_UNTIL, TEXT_LENGTH, count_blocks
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rotary import make_rotary_table
+from blink.models.eagle import EagleHead
 from blink.models.layers import Attention
 from blink.models.rope import Rope
+from blink.models.weights.eagle_loader import load_eagle
+from blink.runner.eagle import EagleDrafter
+from eagle_heads import draw_head, write_clockwork, write_head
+from model_driver import Driver, load_decoder
 
 gpu = pytest.importorskip("blink.kernels.gpu.draft_rows")
 
 MAX_LEN, VOCAB, NUM_BLOCKS = 96, 500, 64
+GUESSES = 4
 ATTENTION = Attention(heads=4, kv_heads=2, head_dim=32, rope=Rope(theta=1e4, rotary_dim=32))
 SIZE = (ATTENTION.heads + 2 * ATTENTION.kv_heads) * ATTENTION.head_dim
 
@@ -29,7 +36,7 @@ class Text(NamedTuple):
     """A slot's part of a step."""
 
     first: int  # position of its first token
-    count: int  # tokens: of a chunk, or each in a row of its own
+    length: int  # tokens: of a chunk, or each in a row of its own
     num_prompt: int  # tokens of its prompt
     kept: int | None = None  # drafts that are sampled; None: the row is a chunk
     rests_until: int = 0
@@ -56,9 +63,9 @@ def make_step(texts: Sequence[Text], block_size: int, padding: tuple[int, int]) 
     """Return a sampled step, and its tokens and rows; beyond them are so many padding tokens and rows."""
     draw = torch.Generator().manual_seed(len(texts) + block_size)
     rows = [
-        (slot, text.first + at * (text.kept is not None), 1 if text.kept is not None else text.count)
+        (slot, text.first + at * (text.kept is not None), 1 if text.kept is not None else text.length)
         for slot, text in enumerate(texts)
-        for at in range(text.count if text.kept is not None else 1)
+        for at in range(text.length if text.kept is not None else 1)
     ]
     num_tokens = sum(count for _, _, count in rows)
     batch = Batch.allocate(
@@ -152,7 +159,43 @@ def find_guessed(texts: Sequence[Text], batch: Batch, num_rows: int) -> list[int
     found: list[int] = []
     for row in range(num_rows):
         text, end = texts[int(batch.row_slots[row])], int(batch.context_lens[row])
-        is_last = end == text.first + (text.count if text.kept is None else 1 + text.kept)
+        is_last = end == text.first + (text.length if text.kept is None else 1 + text.kept)
         if is_last and text.sample >= 0 and end >= text.num_prompt and end + 1 >= text.rests_until:
             found.append(row)
     return found
+
+
+def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_path: Path) -> None:
+    """A head of random weights in float32, over chunks of prompts and blocks' borders."""
+    target, folder = write_clockwork(tmp_path, VOCAB, range(0, VOCAB, 2))
+    write_head(folder, draw_head(VOCAB, range(0, VOCAB, 2), seed=4), (0, 1, 1))
+    drivers = [drive(target, folder, torch.device("cpu")), drive(target, folder, device)]
+    cpu, own = drivers
+    assert own.runner.drafter is not None
+    own.runner.drafter = EagleDrafter(own.decoder, head_of(own), GUESSES, find_rows=gpu.GpuDraftRows)
+    num_drafted, found = 0, cpu.batch.head_drafts
+    for _ in range(8):
+        for driver in drivers:
+            driver.step(max_chunk=7)
+        found = own.batch.head_drafts.cpu()
+        assert torch.equal(found, cpu.batch.head_drafts)
+        num_drafted += int((found[:, TEXT_LENGTH] > 0).sum())
+    assert [one.tokens for one in own.sequences] == [one.tokens for one in cpu.sequences]
+    assert num_drafted > 12 and len({tuple(row) for row in found[:, TEXT_LENGTH:].tolist()}) > 3
+
+
+def head_of(driver: Driver) -> EagleHead:
+    assert driver.decoder.head is not None
+    return driver.decoder.head
+
+
+def drive(model: Path, head: Path, device: torch.device) -> Driver:
+    """Return a driver of a model with a head, and three texts in it."""
+    decoder = load_decoder(model, str(device), torch.float32)
+    decoder.kv_dtype = decoder.dtype  # on a CPU too
+    decoder.add_head(load_eagle(str(head), decoder), 8 * count_blocks(GUESSES, 16))
+    driver = Driver(decoder, max_len=96)
+    driver.runner.drafter = EagleDrafter(decoder, head_of(driver), GUESSES)
+    for length in (1, 12, 23):
+        driver.add([(7 * at + length) % VOCAB for at in range(length)], 40)
+    return driver

@@ -33,6 +33,7 @@ _LONG = (
     "tests/gpu/test_attention.py::test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended",
     "tests/gpu/test_delta_rule_gpu.py::test_a_prompt_cut_anywhere_leaves_the_same_state",
     "tests/gpu/test_delta_rule_gpu.py::test_one_token_repeated_is_learnt_without_loss",
+    "tests/gpu/test_draft_rows.py::test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu",
     "tests/gpu/test_gguf_experts.py::test_gates_ups_and_downs_may_have_different_formats",
     "tests/gpu/test_latent_gpu.py::test_padding_gives_zeros",
     "tests/gpu/test_latent_gpu.py::test_published_sizes_attend",

@@ -16,7 +16,7 @@ from torch import Tensor
 from blink.formats.base import take_rows
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch
-from blink.kernels.draft_rows import DraftRows
+from blink.kernels.draft_rows import DraftRows, FindRows
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
@@ -32,12 +32,12 @@ _Attend = Callable[[Tensor], Tensor]
 class EagleDrafter:
     """Drafts for a model; keeps residuals of the steps that are under way, and nothing else."""
 
-    def __init__(self, model: Decoder, head: EagleHead, num_drafts: int) -> None:
-        """Draft so many tokens behind each sample."""
+    def __init__(self, model: Decoder, head: EagleHead, num_drafts: int, find_rows: FindRows | None = None) -> None:
+        """Draft so many tokens behind each sample; find_rows: that of the model's device, if no other is given."""
         self._head, self._layers = head, sorted({*head.layers})
         self._embedding = model.embedding if head.embedding is None else head.embedding
         self._num_drafts = num_drafts
-        self._find_rows = code_of(model.device).find_rows
+        self._find_rows = find_rows or code_of(model.device).find_rows
         self._kept: dict[int, dict[int, Tensor]] = {}  # by batch, then by layer
         self._memory: dict[int, Tensor] = {}  # by batch: [layers, tokens, hidden]
 
