@@ -126,8 +126,9 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
     drafts = torch.randint(0, VOCAB, (bucket[1], num_drafts), generator=draw)
 
     found = gpu.GpuDraftRows(own, bucket, num_drafts, ATTENTION, torch.float32)
-    if num_drafts > 1:
-        found.open(LayerCache(wide))
+    found.open(LayerCache(wide))
+    last = queries[0, :, : ATTENTION.q_size].unflatten(1, (ATTENTION.heads, -1)).contiguous()
+    attended_last = found.attend_last(last.to(device)).cpu()
     places = [found.positions(guess).cpu() for guess in range(1, num_drafts)]
     turns = [table.index_select(0, each.clamp(0, len(table) - 1)) for each in places]
     attended = [
@@ -139,8 +140,11 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
     assert found.next_ids[:num_tokens].tolist() == expected.next_ids.tolist()
     assert int(found.next_ids.min()) >= 0 and int(found.next_ids.max()) <= VOCAB
     assert found.ends[guessed].tolist() == expected.ends.tolist() and len(found.ends) == bucket[1]
-    if num_drafts > 1 and guessed:
+    assert attended_last.any(dim=1).nonzero().flatten().tolist() == guessed
+    if guessed:
         expected.open(LayerCache(cells.clone()))
+        known = expected.attend_last(last[guessed])
+        torch.testing.assert_close(attended_last[guessed], known, atol=2e-5, rtol=2e-5)
     for guess, (place, turn, result) in enumerate(zip(places, turns, attended, strict=True), 1):
         assert result.any(dim=1).nonzero().flatten().tolist() == guessed
         if guessed:

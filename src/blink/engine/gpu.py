@@ -58,7 +58,7 @@ class GpuEngine(Engine):
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
-    captures_adapters = True
+    captures_adapters = captures_guesses = True
     make_adapters = staticmethod(make_gpu_adapters)
     _group: GpuGroup | None = None  # of several ranks
 
@@ -93,6 +93,7 @@ class GpuEngine(Engine):
             config.speculation,
             is_latent=any(one.latent is not None for one in spec.attentions),
             has_windows=any(one.window > 0 for one in spec.attentions),
+            has_adapters=config.lora.enable_lora,
         )
         return super()._fit_to_model(config, spec)
 

@@ -40,6 +40,10 @@ class DraftRows(Protocol):
         """Return where each row's guess of a number stands in its text, [rows]; 1: the first that is read."""
         ...
 
+    def attend_last(self, query: Tensor) -> Tensor:
+        """Attend from each row's last token, whose keys and values are stored; query: [rows, heads, head_dim]."""
+        ...
+
     def attend(self, guess: int, qkv: Tensor, rotation: Tensor) -> Tensor:
         """Store keys and values of each row's guess of a number, and attend from it."""
         ...

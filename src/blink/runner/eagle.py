@@ -8,13 +8,10 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from blink.formats.base import take_rows
-from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch
 from blink.kernels.draft_rows import DraftRows, FindRows
 from blink.kernels.layer_cache import LayerCache
@@ -25,8 +22,6 @@ from blink.models.eagle import EagleHead
 from blink.plan.site import Bucket
 from blink.runner.devices import code_of
 from blink.runner.matmul import gated_linear, linear
-
-_Attend = Callable[[Tensor], Tensor]
 
 
 class EagleDrafter:
@@ -57,45 +52,45 @@ class EagleDrafter:
         self._kept.setdefault(key, {})[layer] = kept
 
     def read(self, batch: Batch, cache: LayerCache, size: Bucket) -> None:
-        """Read a step whose rows are sampled, and write batch.head_drafts; cache: the head's layer of the KV cache."""
+        """Read a step whose rows are sampled, and write batch.head_drafts; cache: the head's layer of the KV cache.
+
+        Where no guess is wanted, the head's keys and values are all that is computed.
+        """
         kept, head = self._kept.pop(batch.header.data_ptr()), self._head
         inputs = torch.cat([kept[layer][: size.tokens] for layer in head.layers], dim=1)
         fused = linear(inputs, head.fusion)
         rows = self._find_rows(batch, (size.tokens, size.rows), self._num_drafts, head.attention, fused.dtype)
-        plan = plan_attention(batch, size.tokens, size.rows, (head.attention,), cache, fused.dtype)
+        residual, qkv = self._begin_layer(rows.next_ids, fused)
         rotation = self._rotation(batch.positions[: size.tokens])
+        query = rotate_and_store(qkv, rotation, batch.kv_slots[: size.tokens], cache)
+        if size.skips_guesses or len(rows.ends) == 0:
+            return
+        rows.open(cache)
+        attended = rows.attend_last(query.index_select(0, rows.ends))
+        rows.write(self._guess(rows, self._end_layer(residual.index_select(0, rows.ends), attended)))
 
-        def attend(qkv: Tensor) -> Tensor:
-            query = rotate_and_store(qkv, rotation, batch.kv_slots[: size.tokens], cache)
-            return paged_attention(query, cache, plan)
-
-        hidden = self._run_layer(rows.next_ids, fused, attend)
-        if len(rows.ends):
-            rows.write(self._guess(rows, cache, hidden.index_select(0, rows.ends)))
-
-    def _guess(self, rows: DraftRows, cache: LayerCache, hidden: Tensor) -> Tensor:
+    def _guess(self, rows: DraftRows, hidden: Tensor) -> Tensor:
         """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
         found = [self._choose(hidden)]
-        if self._num_drafts > 1:
-            rows.open(cache)
         for guess in range(1, self._num_drafts):
-            rotation = self._rotation(rows.positions(guess))
-
-            def attend(qkv: Tensor, guess: int = guess, rotation: Tensor = rotation) -> Tensor:
-                return rows.attend(guess, qkv, rotation)
-
-            hidden = self._run_layer(found[-1], hidden, attend)
+            residual, qkv = self._begin_layer(found[-1], hidden)
+            attended = rows.attend(guess, qkv, self._rotation(rows.positions(guess)))
+            hidden = self._end_layer(residual, attended)
             found.append(self._choose(hidden))
         return torch.stack(found, dim=1)
 
-    def _run_layer(self, ids: Tensor, hidden: Tensor, attend: _Attend) -> Tensor:
-        """Return the layer's residual [tokens, hidden] of hidden states and of the tokens behind them."""
+    def _begin_layer(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the layer adds to [tokens, hidden], and QKV, of hidden states and of the tokens behind them."""
         head = self._head
         embeddings = take_rows(self._embedding, ids.to(torch.int32)).to(hidden.dtype)
         normed = rms_norm(hidden, head.hidden_norm, head.eps)
         pair = torch.cat((rms_norm(embeddings, head.embedding_norm, head.eps), normed), dim=1)
-        residual = normed if head.residual_is_normed else hidden
-        residual = residual + linear(attend(linear(pair, head.qkv)), head.output)
+        return normed if head.residual_is_normed else hidden, linear(pair, head.qkv)
+
+    def _end_layer(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """Return the layer's residual [rows, hidden] behind attention and MLP."""
+        head = self._head
+        residual = residual + linear(attended, head.output)
         inner = gated_linear(rms_norm(residual, head.mlp_norm, head.eps), head.mlp.gate_up, head.mlp.activation)
         return residual + linear(inner, head.mlp.down)
 

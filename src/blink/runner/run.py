@@ -64,14 +64,15 @@ class Runner:
         decoding: bool = False,
         scoring: bool = False,
         adapters: bool = False,
+        skips_guesses: bool = False,
     ) -> None:
         """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
 
         decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
-        logprobs of the prompts' own tokens are wanted beside the samples. adapters: see Bucket. A model that pools
-        makes vectors instead.
+        logprobs of the prompts' own tokens are wanted beside the samples. adapters, skips_guesses: see Bucket. A model
+        that pools makes vectors instead.
         """
-        size = Bucket(num_tokens, num_rows, decoding, adapters)
+        size = Bucket(num_tokens, num_rows, decoding, adapters, skips_guesses)
         if self._pooler is not None:
             hidden = self._compute_hidden(batch, kv_cache, size)
             if self._writes:

@@ -49,11 +49,19 @@ class CpuDraftRows:
         """Return where each row's guess of a number stands."""
         return self._positions + guess
 
+    def attend_last(self, query: Tensor) -> Tensor:
+        """Attend from each row's last token."""
+        return self._attend(query, self._lens)
+
     def attend(self, guess: int, qkv: Tensor, rotation: Tensor) -> Tensor:
         """Attend from each row's guess of a number, which is stored before."""
         cache, lens = self._cache, self._lens + guess
         kv_slots = (self._rows * cache.block_size + lens - 1).to(torch.int32)
         query = rotate_and_store(qkv, rotation, kv_slots, cache)
+        return self._attend(query, lens)
+
+    def _attend(self, query: Tensor, lens: Tensor) -> Tensor:
+        cache = self._cache
         group = plan_group(self._tables, self._rows, lens, [0, 1], 0, cache.block_size, query.dtype)
         return attend_group(query, cache, group, PLAIN_ATTENTION).reshape(len(lens), -1)
 

@@ -59,8 +59,19 @@ class GpuDraftRows:
         )
 
     def open(self, cache: LayerCache) -> None:
-        """Copy the blocks that are not full, and place guesses behind what they hold."""
+        """Place guesses behind what rows have in the cache."""
         batch, rows, device = self._batch, self._num_rows, self._contexts.device
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        header = torch.full_like(batch.header, rows)  # that all rows decode; no other word is read
+        last = replace(batch, header=header, query_starts=starts, context_lens=self._contexts)
+        self._cache, self._steps = cache, [last]
+        if self._num_drafts > 1:
+            tables, lens = self._place_guesses(cache)
+            self._steps += [replace(last, row_slots=starts, context_lens=one, block_tables=tables) for one in lens]
+
+    def _place_guesses(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
+        """Copy the blocks that are not full; return rows' tables, and the tokens that each guess of theirs sees."""
+        batch, rows = self._batch, self._num_rows
         blocks = count_blocks(self._num_drafts, cache.block_size)
         first_block = cache.num_blocks - rows * blocks
         assert first_block > 0
@@ -85,24 +96,25 @@ class GpuDraftRows:
             WORDS=_WORDS,
             **sizes,
         )
-        starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        header = torch.full_like(batch.header, rows)  # that all rows decode; no other word is read
-        self._steps = [
-            replace(batch, header=header, query_starts=starts, row_slots=starts, context_lens=one, block_tables=tables)
-            for one in lens
-        ]
-        self._cache = cache
+        return tables, lens
 
     def positions(self, guess: int) -> Tensor:
         """Return where each row's guess of a number stands."""
         return self._positions[guess - 1]
 
+    def attend_last(self, query: Tensor) -> Tensor:
+        """Attend from each row's last token."""
+        return self._attend(query, self._steps[0])
+
     def attend(self, guess: int, qkv: Tensor, rotation: Tensor) -> Tensor:
         """Attend from each row's guess of a number, which is stored before."""
-        cache, rows = self._cache, self._num_rows
-        query = rotate_and_store(qkv, rotation, self._kv_slots[guess - 1], cache)
-        plan = plan_attention(self._steps[guess - 1], rows, rows, (self._attention,), cache, self._dtype)
-        return paged_attention(query, cache, plan)
+        query = rotate_and_store(qkv, rotation, self._kv_slots[guess - 1], self._cache)
+        return self._attend(query, self._steps[guess])
+
+    def _attend(self, query: Tensor, step: Batch) -> Tensor:
+        rows = self._num_rows
+        plan = plan_attention(step, rows, rows, (self._attention,), self._cache, self._dtype)
+        return paged_attention(query, self._cache, plan)
 
     def write(self, drafts: Tensor) -> None:
         """Write drafts of rows that are guessed behind."""
