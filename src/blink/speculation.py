@@ -140,13 +140,11 @@ def check_ranks(speculation: Speculation, num_ranks: int) -> None:
         raise ConfigError(f"{_FLAG}: draft heads run on one rank: leave out --tensor-parallel-size {num_ranks}")
 
 
-def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool, has_adapters: bool = False) -> None:
+def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool) -> None:
     """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
     reason = "latent attention" if is_latent else "a sliding window" if has_windows else ""
     if speculation.head and not HEADS_RUN_ON_GPUS:
         raise ConfigError(f"{_FLAG}: eagle3 has not run on a GPU yet: add --device cpu")
-    if speculation.head and has_adapters:
-        raise ConfigError(f"{_FLAG}: draft heads and adapters do not run together on GPUs: leave out --enable-lora")
     if speculation.num_tokens and reason:
         raise ConfigError(f"{_FLAG}: models with {reason} do not verify drafts on GPUs yet: add --device cpu")
 

@@ -63,8 +63,7 @@ class Engine(ABC):
     default_segment_ms: ClassVar[float]  # likewise
     patient_steps: ClassVar[int] = 0  # with decode rows, in which prompts should be computed; 0: few, and bursts
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
-    captures_adapters: ClassVar[bool] = False  # whether steps with adapters have graphs of their own
-    captures_guesses: ClassVar[bool] = False  # whether steps in which a draft head guesses have
+    captures_larger: ClassVar[bool] = False  # whether steps with adapters, or with guesses, have graphs of their own
     make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
@@ -98,8 +97,7 @@ class Engine(ABC):
             others=pooling_sizes(spec.pooling, spec.hidden_size)
             | host_sizes(config, self._cache_shape, size, self._model)
             | {"patient_steps": self.patient_steps},
-            captures_adapters=self.captures_adapters and config.lora.enable_lora,
-            captures_guesses=self.captures_guesses and bool(config.speculation.head),
+            captures_larger=self.captures_larger and (config.lora.enable_lora or bool(config.speculation.head)),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:

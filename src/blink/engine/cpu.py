@@ -19,8 +19,8 @@ from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
-from blink.engine.drafts import add_drafter
 from blink.engine.geometry import count_slots
+from blink.engine.guessing import add_drafter
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords

@@ -121,14 +121,13 @@ def build_geometry(
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
     others: Mapping[str, int] | None = None,
-    captures_adapters: bool = False,
-    captures_guesses: bool = False,
+    captures_larger: bool = False,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
-    pooling_sizes(), of blocks in host memory, and patient_steps; captures_adapters: whether steps with adapters have
-    own graphs; captures_guesses: whether those in which a draft head guesses do.
+    pooling_sizes(), of blocks in host memory, and patient_steps; captures_larger: whether steps with adapters, or with
+    guesses, have own graphs.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -159,11 +158,13 @@ def build_geometry(
     values |= _times(config) | {"max_rows": count_rows(config)}
     values["vocab_bytes"] = vocab_bytes
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
-    return _fill(values, config, 1 + (captures_adapters or captures_guesses))
+    return _fill(values, config, 1 + captures_larger)
 
 
 def _fill(values: Mapping[str, int], config: EngineConfig, times: int) -> np.ndarray[Any, Any]:
     """Return a geometry with these fields, and each graph so many times."""
+    if times > 1 and config.lora.enable_lora and config.speculation.head:
+        raise ConfigError("draft heads and adapters do not run together on GPUs: leave out --enable-lora")
     geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():
         geometry[name] = value

@@ -21,12 +21,12 @@ from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
-from blink.engine.drafts import add_drafter, count_draft_bytes
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
+from blink.engine.guessing import add_drafter, count_head_bytes
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -58,7 +58,7 @@ class GpuEngine(Engine):
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
-    captures_adapters = captures_guesses = True
+    captures_larger = True
     make_adapters = staticmethod(make_gpu_adapters)
     _group: GpuGroup | None = None  # of several ranks
 
@@ -93,7 +93,6 @@ class GpuEngine(Engine):
             config.speculation,
             is_latent=any(one.latent is not None for one in spec.attentions),
             has_windows=any(one.window > 0 for one in spec.attentions),
-            has_adapters=config.lora.enable_lora,
         )
         return super()._fit_to_model(config, spec)
 
@@ -142,7 +141,7 @@ class GpuEngine(Engine):
         free, total = torch.cuda.mem_get_info()
         used = total - free
         whole = self._measure_free(self._config) - step_bytes - GRAPH_BYTES
-        whole -= count_draft_bytes(self._model, self._config)
+        whole -= count_head_bytes(self._model, self._config)
         room = whole - self._state_bytes
         if self._config.enable_prefix_caching:
             room = spare_snapshots(room, self._slot_bytes)

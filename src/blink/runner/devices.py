@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from blink.kernels.draft_rows import FindRows
+from blink.kernels.guesses import FindGuesses
 from blink.kernels.layer_inputs import JoinInputs
 from blink.kernels.recurrent import Advance
 from blink.kernels.snapshots import CopyStates
@@ -55,8 +55,8 @@ class DeviceCode(Protocol):
         ...
 
     @property
-    def find_rows(self) -> FindRows:
-        """What finds the rows behind which a draft head guesses."""
+    def find_guesses(self) -> FindGuesses:
+        """What finds the rows behind which tokens are guessed."""
         ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:

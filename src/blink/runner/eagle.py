@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blink.formats.base import take_rows
 from blink.kernels.batch import Batch
-from blink.kernels.draft_rows import DraftRows, FindRows
+from blink.kernels.guesses import FindGuesses, Guesses
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
@@ -27,12 +27,12 @@ from blink.runner.matmul import gated_linear, linear
 class EagleDrafter:
     """Drafts for a model; keeps residuals of the steps that are under way, and nothing else."""
 
-    def __init__(self, model: Decoder, head: EagleHead, num_drafts: int, find_rows: FindRows | None = None) -> None:
-        """Draft so many tokens behind each sample; find_rows: that of the model's device, if no other is given."""
+    def __init__(self, model: Decoder, head: EagleHead, num_drafts: int, find: FindGuesses | None = None) -> None:
+        """Draft so many tokens behind each sample; find: the rows, None: as the model's device does."""
         self._head, self._layers = head, sorted({*head.layers})
         self._embedding = model.embedding if head.embedding is None else head.embedding
         self._num_drafts = num_drafts
-        self._find_rows = find_rows or code_of(model.device).find_rows
+        self._find_guesses = find or code_of(model.device).find_guesses
         self._kept: dict[int, dict[int, Tensor]] = {}  # by batch, then by layer
         self._memory: dict[int, Tensor] = {}  # by batch: [layers, tokens, hidden]
 
@@ -59,7 +59,7 @@ class EagleDrafter:
         kept, head = self._kept.pop(batch.header.data_ptr()), self._head
         inputs = torch.cat([kept[layer][: size.tokens] for layer in head.layers], dim=1)
         fused = linear(inputs, head.fusion)
-        rows = self._find_rows(batch, (size.tokens, size.rows), self._num_drafts, head.attention, fused.dtype)
+        rows = self._find_guesses(batch, (size.tokens, size.rows), self._num_drafts, head.attention, fused.dtype)
         residual, qkv = self._begin_layer(rows.next_ids, fused)
         rotation = self._rotation(batch.positions[: size.tokens])
         query = rotate_and_store(qkv, rotation, batch.kv_slots[: size.tokens], cache)
@@ -69,7 +69,7 @@ class EagleDrafter:
         attended = rows.attend_last(query.index_select(0, rows.ends))
         rows.write(self._guess(rows, self._end_layer(residual.index_select(0, rows.ends), attended)))
 
-    def _guess(self, rows: DraftRows, hidden: Tensor) -> Tensor:
+    def _guess(self, rows: Guesses, hidden: Tensor) -> Tensor:
         """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
         found = [self._choose(hidden)]
         for guess in range(1, self._num_drafts):

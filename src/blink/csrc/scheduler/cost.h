@@ -40,12 +40,12 @@ BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_to
 // What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
-// The graph of the same kind and size for steps without adapters, or in which the draft head guesses nothing.
+// The graph of the same kind and size for steps without adapters and guesses.
 BLINK_FN uint32_t plain_graph(const Geometry& g, uint32_t graph) {
   return graph < g.num_plain_graphs ? graph : graph - g.num_plain_graphs;
 }
 
-// The graph of the same kind and size for steps with adapters, or in which the draft head guesses; the same where an
+// The graph of the same kind and size for steps with adapters, or with guesses of what follows; the same where an
 // engine captures none, and looks at each step's rows instead.
 BLINK_FN uint32_t larger_graph(const Geometry& g, uint32_t graph) {
   return g.num_plain_graphs < g.num_graphs ? graph + g.num_plain_graphs : graph;

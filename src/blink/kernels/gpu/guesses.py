@@ -19,12 +19,11 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.draft_rows import FIRST_GUESS, NUM_GUESSES, RESTS_UNTIL, TEXT_LENGTH, count_blocks
 from blink.kernels.gpu.attention.paged import paged_attention
 from blink.kernels.gpu.attention.plan import plan_attention
 from blink.kernels.gpu.rotary import rotate_and_store
+from blink.kernels.guesses import FIRST_GUESS, MOST_GUESSES, NUM_GUESSES, RESTS_UNTIL, TEXT_LENGTH, count_blocks
 from blink.kernels.layer_cache import LayerCache
-from blink.speculation import MAX_DRAFTS
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -36,15 +35,15 @@ _RESTS_UNTIL, _TEXT_LENGTH = tl.constexpr(RESTS_UNTIL), tl.constexpr(TEXT_LENGTH
 _NUM_GUESSES, _FIRST_GUESS = tl.constexpr(NUM_GUESSES), tl.constexpr(FIRST_GUESS)
 
 
-class GpuDraftRows:
+class GpuGuesses:
     """The rows of a bucket, padding included."""
 
     def __init__(
-        self, batch: Batch, size: tuple[int, int], num_drafts: int, attention: Attention, dtype: torch.dtype
+        self, batch: Batch, size: tuple[int, int], num_guesses: int, attention: Attention, dtype: torch.dtype
     ) -> None:
-        """Find them in a sampled step, as FindRows."""
+        """Find them in a sampled step, as FindGuesses."""
         num_tokens, num_rows = size
-        self._batch, self._num_rows, self._num_drafts = batch, num_rows, num_drafts
+        self._batch, self._num_rows, self._num_guesses = batch, num_rows, num_guesses
         self._attention, self._dtype = attention, dtype
         self.next_ids = batch.input_ids[:num_tokens].roll(-1)
         self.ends, self._contexts = batch.row_slots.new_empty(2, num_rows)
@@ -54,7 +53,7 @@ class GpuDraftRows:
             *(self.next_ids, self.ends, self._contexts),
             *(batch.tokens.stride(0), batch.params.stride(0), batch.head_drafts.stride(0)),
             LAST_POSITION=batch.tokens.shape[1] - 1,
-            ROWS_OF_SLOT=triton.next_power_of_2(1 + MAX_DRAFTS),
+            ROWS_OF_SLOT=triton.next_power_of_2(1 + MOST_GUESSES),
             num_warps=1,
         )
 
@@ -65,33 +64,33 @@ class GpuDraftRows:
         header = torch.full_like(batch.header, rows)  # that all rows decode; no other word is read
         last = replace(batch, header=header, query_starts=starts, context_lens=self._contexts)
         self._cache, self._steps = cache, [last]
-        if self._num_drafts > 1:
+        if self._num_guesses > 1:
             tables, lens = self._place_guesses(cache)
             self._steps += [replace(last, row_slots=starts, context_lens=one, block_tables=tables) for one in lens]
 
     def _place_guesses(self, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """Copy the blocks that are not full; return rows' tables, and the tokens that each guess of theirs sees."""
         batch, rows = self._batch, self._num_rows
-        blocks = count_blocks(self._num_drafts, cache.block_size)
+        blocks = count_blocks(self._num_guesses, cache.block_size)
         first_block = cache.num_blocks - rows * blocks
         assert first_block > 0
         tables = batch.block_tables.new_empty(rows, batch.block_tables.shape[1] + blocks)
-        guesses = self._contexts.new_empty(3, self._num_drafts - 1, rows)
+        guesses = self._contexts.new_empty(3, self._num_guesses - 1, rows)
         self._positions, lens, self._kv_slots = guesses
         sizes = {"BLOCKS_OF_ROW": blocks, "BLOCK_SIZE": cache.block_size, "num_warps": 4}
         _place_guesses[(rows, triton.cdiv(tables.shape[1], _WORDS))](
             *(batch.block_tables, batch.row_slots, self._contexts, tables, guesses, first_block),
             *(batch.block_tables.stride(0), tables.stride(0), rows),
-            COUNT=self._num_drafts - 1,
-            GUESSES=triton.next_power_of_2(self._num_drafts),
+            COUNT=self._num_guesses - 1,
+            GUESSES=triton.next_power_of_2(self._num_guesses),
             WORDS=_WORDS,
             **sizes,
         )
-        cells = cache.cells.view(torch.int32).flatten(2)
-        parts, _, words = cells.shape
+        memory = cache.cells.view(torch.int32).flatten(2)
+        parts, _, words = memory.shape
         _copy_blocks[(rows, parts, triton.cdiv(words, _WORDS))](
-            *(cells, batch.block_tables, batch.row_slots, self._contexts, first_block),
-            *(batch.block_tables.stride(0), cells.stride(0)),
+            *(memory, batch.block_tables, batch.row_slots, self._contexts, first_block),
+            *(batch.block_tables.stride(0), memory.stride(0)),
             CELL_WORDS=words,
             WORDS=_WORDS,
             **sizes,
@@ -116,12 +115,12 @@ class GpuDraftRows:
         plan = plan_attention(step, rows, rows, (self._attention,), self._cache, self._dtype)
         return paged_attention(query, self._cache, plan)
 
-    def write(self, drafts: Tensor) -> None:
-        """Write drafts of rows that are guessed behind."""
-        batch, count = self._batch, drafts.shape[1]
-        assert drafts.is_contiguous()
-        _write_drafts[(self._num_rows,)](
-            *(drafts, self._contexts, batch.row_slots, batch.head_drafts, batch.head_drafts.stride(0)),
+    def write(self, tokens: Tensor) -> None:
+        """Write guessed tokens of rows that are guessed behind."""
+        batch, count = self._batch, tokens.shape[1]
+        assert tokens.is_contiguous()
+        _write_guesses[(self._num_rows,)](
+            *(tokens, self._contexts, batch.row_slots, batch.head_drafts, batch.head_drafts.stride(0)),
             COUNT=count,
             GUESSES=triton.next_power_of_2(count),
             num_warps=1,
@@ -131,7 +130,7 @@ class GpuDraftRows:
 @triton.jit
 def _find_rows(
     header, input_ids, positions, query_starts, row_slots, sampled_tokens, tokens, slot_params, head_drafts,
-    next_ids, ends, contexts, tokens_stride, params_stride, drafts_stride,
+    next_ids, ends, contexts, tokens_stride, params_stride, head_stride,
     LAST_POSITION: tl.constexpr, ROWS_OF_SLOT: tl.constexpr,
 ):  # fmt: skip
     """Write the token behind a row's last one, that one's place, and the row's tokens in the cache; 0: no guess."""
@@ -153,7 +152,7 @@ def _find_rows(
     is_kept = token == tl.load(sampled_tokens + own - 1, mask=follows, other=0)
     is_wrong = tl.max((follows & (own <= row) & ~is_kept).to(tl.int32), axis=0) > 0
     goes_on = tl.max((follows & (own > row) & is_kept).to(tl.int32), axis=0) > 0
-    rests_until = tl.load(head_drafts + slot * drafts_stride + _RESTS_UNTIL)
+    rests_until = tl.load(head_drafts + slot * head_stride + _RESTS_UNTIL)
     is_of_use = (after + 1 > num_prompt) & (after + 1 >= rests_until)
     is_wanted = is_row & (sample >= 0) & is_of_use & (is_wrong == 0) & (goes_on == 0)
     tl.store(ends + row, tl.where(is_row, end, 0))
@@ -210,16 +209,16 @@ def _copy_blocks(
 
 
 @triton.jit
-def _write_drafts(
-    drafts, contexts, row_slots, head_drafts, drafts_stride, COUNT: tl.constexpr, GUESSES: tl.constexpr
+def _write_guesses(
+    guessed, contexts, row_slots, head_drafts, head_stride, COUNT: tl.constexpr, GUESSES: tl.constexpr
 ):  # fmt: skip
     """Write a row's HeadDraft, if it is guessed behind: for the text with the token that was sampled."""
     row = tl.program_id(0)
     context = tl.load(contexts + row)
     if context > 0:
         guess = tl.arange(0, GUESSES)
-        target = head_drafts + tl.load(row_slots + row).to(tl.int64) * drafts_stride
-        found = tl.load(drafts + row * COUNT + guess, mask=guess < COUNT)
+        target = head_drafts + tl.load(row_slots + row).to(tl.int64) * head_stride
+        found = tl.load(guessed + row * COUNT + guess, mask=guess < COUNT)
         tl.store(target + _FIRST_GUESS + guess, found.to(tl.int32), mask=guess < COUNT)
         tl.store(target + _NUM_GUESSES, COUNT)
         tl.store(target + _TEXT_LENGTH, context + 1)

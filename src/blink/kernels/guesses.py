@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a step behind which a draft head guesses tokens, and what they attend to while it does.
 
-A row that verifies a draft follows its slot's row before. It is sure if that sampled its token. A slot's last sure row
-is guessed behind, where a draft behind its sample is of use.
+A row may follow its slot's row before, whose next token it takes for known. It is sure if that one sampled its token. A
+slot's last sure row is guessed behind, where that is of use.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _HEAD_DRAFT = struct_dtype("HeadDraft")
 # Words of a HeadDraft: the scheduler writes the first. The text's length, the count and the tokens follow each other.
 RESTS_UNTIL, TEXT_LENGTH = (field_offset(_HEAD_DRAFT, name) // 4 for name in ("rests_until", "num_tokens"))
 NUM_GUESSES, FIRST_GUESS = (field_offset(_HEAD_DRAFT, name) // 4 for name in ("count", "tokens"))
+MOST_GUESSES = _HEAD_DRAFT.itemsize // 4 - FIRST_GUESS
 
 
-class DraftRows(Protocol):
+class Guesses(Protocol):
     """The rows of a step, of which those that are not guessed behind may be left out."""
 
     next_ids: Tensor  # [tokens]; the token behind each of the step's: of its prompt where that goes on, else the sample
@@ -48,15 +49,15 @@ class DraftRows(Protocol):
         """Store keys and values of each row's guess of a number, and attend from it."""
         ...
 
-    def write(self, drafts: Tensor) -> None:
-        """Write drafts [rows, tokens] to batch.head_drafts."""
+    def write(self, tokens: Tensor) -> None:
+        """Write guessed tokens [rows, num_guesses] to batch.head_drafts."""
         ...
 
 
-# Of a sampled step's batch, its tokens and rows, the drafts of a row, the head's attention and the type of its queries.
-FindRows = Callable[[Batch, "tuple[int, int]", int, "Attention", torch.dtype], DraftRows]
+# Of a sampled step's batch, its tokens and rows, the guesses of a row, the head's attention, the type of its queries.
+FindGuesses = Callable[[Batch, "tuple[int, int]", int, "Attention", torch.dtype], Guesses]
 
 
-def count_blocks(num_drafts: int, block_size: int) -> int:
+def count_blocks(num_guesses: int, block_size: int) -> int:
     """Return the blocks of a row for its guesses, and for the tokens before them in a block that is not full."""
-    return -(-(block_size + num_drafts - 2) // block_size) if num_drafts > 1 else 0
+    return -(-(block_size + num_guesses - 2) // block_size) if num_guesses > 1 else 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from blink.config import EngineConfig
 from blink.errors import ConfigError
-from blink.kernels.draft_rows import count_blocks
 from blink.kernels.gpu.attention import heads
+from blink.kernels.guesses import count_blocks
 from blink.models.decoder import Decoder
 from blink.models.weights.eagle_loader import load_eagle
 from blink.runner.eagle import EagleDrafter
@@ -32,7 +32,7 @@ def add_drafter(runner: Runner, config: EngineConfig, guessing_rows: int = 0) ->
     runner.drafter = EagleDrafter(model, head, speculation.num_tokens)
 
 
-def count_draft_bytes(model: Decoder, config: EngineConfig) -> int:
+def count_head_bytes(model: Decoder, config: EngineConfig) -> int:
     """Return the bytes on a GPU of guesses in the head's cache, and of residuals between a step's segments."""
     if model.head is None:
         return 0

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from blink.kernels.batch import Batch, Header, Param
-from blink.kernels.cpu.draft_rows import CpuDraftRows
-from blink.kernels.draft_rows import RESTS_UNTIL, TEXT_LENGTH, count_blocks
+from blink.kernels.cpu.guesses import CpuGuesses
+from blink.kernels.guesses import RESTS_UNTIL, TEXT_LENGTH, count_blocks
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rotary import make_rotary_table
 from blink.models.eagle import EagleHead
@@ -24,7 +24,7 @@ from blink.runner.eagle import EagleDrafter
 from eagle_heads import draw_head, write_clockwork, write_head
 from model_driver import Driver, load_decoder
 
-gpu = pytest.importorskip("blink.kernels.gpu.draft_rows")
+gpu = pytest.importorskip("blink.kernels.gpu.guesses")
 
 MAX_LEN, VOCAB, NUM_BLOCKS = 96, 500, 64
 GUESSES = 4
@@ -125,7 +125,7 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
     queries = torch.randn(num_drafts, bucket[1], SIZE, generator=draw)
     drafts = torch.randint(0, VOCAB, (bucket[1], num_drafts), generator=draw)
 
-    found = gpu.GpuDraftRows(own, bucket, num_drafts, ATTENTION, torch.float32)
+    found = gpu.GpuGuesses(own, bucket, num_drafts, ATTENTION, torch.float32)
     found.open(LayerCache(wide))
     last = queries[0, :, : ATTENTION.q_size].unflatten(1, (ATTENTION.heads, -1)).contiguous()
     attended_last = found.attend_last(last.to(device)).cpu()
@@ -136,7 +136,7 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
     ]
     found.write(drafts.to(device))
 
-    expected = CpuDraftRows(batch, (num_tokens, num_rows), num_drafts, ATTENTION, torch.float32)
+    expected = CpuGuesses(batch, (num_tokens, num_rows), num_drafts, ATTENTION, torch.float32)
     assert found.next_ids[:num_tokens].tolist() == expected.next_ids.tolist()
     assert int(found.next_ids.min()) >= 0 and int(found.next_ids.max()) <= VOCAB
     assert found.ends[guessed].tolist() == expected.ends.tolist() and len(found.ends) == bucket[1]
@@ -176,7 +176,7 @@ def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_
     drivers = [drive(target, folder, torch.device("cpu")), drive(target, folder, device)]
     cpu, own = drivers
     assert own.runner.drafter is not None
-    own.runner.drafter = EagleDrafter(own.decoder, head_of(own), GUESSES, find_rows=gpu.GpuDraftRows)
+    own.runner.drafter = EagleDrafter(own.decoder, head_of(own), GUESSES, find=gpu.GpuGuesses)
     num_drafted, found = 0, cpu.batch.head_drafts
     for _ in range(8):
         for driver in drivers:

@@ -12,7 +12,7 @@ from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch, Param
 from blink.kernels.cpu.attention import attend_group, plan_group
 from blink.kernels.cpu.rotary import rotate_and_store
-from blink.kernels.draft_rows import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH
+from blink.kernels.guesses import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from blink.models.layers import Attention
 
 
-class CpuDraftRows:
+class CpuGuesses:
     """The rows, whose guesses go to a copy of their cache: it has room for them."""
 
     def __init__(
-        self, batch: Batch, size: tuple[int, int], num_drafts: int, attention: Attention, dtype: torch.dtype
+        self, batch: Batch, size: tuple[int, int], num_guesses: int, attention: Attention, dtype: torch.dtype
     ) -> None:
-        """Find them in a sampled step, as FindRows."""
+        """Find them in a sampled step, as FindGuesses."""
         del attention, dtype
         num_tokens, num_rows = size
-        self._batch, self._num_drafts = batch, num_drafts
+        self._batch, self._num_guesses = batch, num_guesses
         self.next_ids = _next_tokens(batch, num_tokens, num_rows)
         self.ends, self._slots, self._positions = _find_ends(batch, num_rows)
 
@@ -40,7 +40,7 @@ class CpuDraftRows:
         group = plan_group(batch.block_tables, self._slots, lens, [0, 1], 0, cache.block_size, cache.dtype)
         cells = cache.cells.view(torch.uint8) if cache.dtype == FP8 else cache.cells
         copied = cells.index_select(1, group.blocks).unflatten(1, (num_rows, -1)).flatten(2, 3)
-        room = torch.zeros_like(copied[:, :, :1]).expand(-1, -1, self._num_drafts, -1, -1)
+        room = torch.zeros_like(copied[:, :, :1]).expand(-1, -1, self._num_guesses, -1, -1)
         self._cache = LayerCache(torch.cat((copied, room), dim=2).view(cache.dtype))
         self._tables = torch.arange(num_rows, dtype=torch.int32)[:, None]
         self._rows, self._lens = torch.arange(num_rows), lens
@@ -65,12 +65,12 @@ class CpuDraftRows:
         group = plan_group(self._tables, self._rows, lens, [0, 1], 0, cache.block_size, query.dtype)
         return attend_group(query, cache, group, PLAIN_ATTENTION).reshape(len(lens), -1)
 
-    def write(self, drafts: Tensor) -> None:
-        """Write drafts, for texts with the token that was sampled."""
+    def write(self, tokens: Tensor) -> None:
+        """Write guessed tokens, for texts with the token that was sampled."""
         lengths = self._positions + 2
-        counts = torch.full_like(lengths, self._num_drafts)
-        words = torch.cat((lengths[:, None], counts[:, None], drafts), dim=1)
-        self._batch.head_drafts[self._slots, TEXT_LENGTH : FIRST_GUESS + self._num_drafts] = words.to(torch.int32)
+        counts = torch.full_like(lengths, self._num_guesses)
+        words = torch.cat((lengths[:, None], counts[:, None], tokens), dim=1)
+        self._batch.head_drafts[self._slots, TEXT_LENGTH : FIRST_GUESS + self._num_guesses] = words.to(torch.int32)
 
 
 def _next_tokens(batch: Batch, num_tokens: int, num_rows: int) -> Tensor:
