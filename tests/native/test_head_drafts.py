@@ -170,7 +170,7 @@ def test_a_step_takes_the_graph_with_guesses_only_where_a_draft_would_be_of_use(
     config = small_config(speculative_config=HEAD)
     geometry = build_geometry(config, max_model_len=512, vocab_size=VOCAB, num_blocks=128, captures_larger=True)
     num_plain, num_graphs = int(geometry["num_plain_graphs"]), int(geometry["num_graphs"])
-    sizes = {"graphs": geometry["graphs"], "num_graphs": num_graphs, "num_plain_graphs": num_plain}
+    sizes: dict[str, Any] = {"graphs": geometry["graphs"], "num_graphs": num_graphs, "num_plain_graphs": num_plain}
     assert num_graphs == 2 * num_plain
     with running(config, max_model_len=512, num_blocks=128, **sizes) as h:
         head = Head(h, DRAFTERS["random"])
@@ -196,7 +196,7 @@ def test_a_step_takes_the_graph_with_guesses_only_where_a_draft_would_be_of_use(
 
 
 def test_adapters_beside_a_head_are_refused_by_name_where_both_would_have_graphs() -> None:
-    sizes = {"max_model_len": 64, "vocab_size": VOCAB, "num_blocks": 64}
+    sizes: dict[str, Any] = {"max_model_len": 64, "vocab_size": VOCAB, "num_blocks": 64}
     config = small_config(speculative_config=HEAD, lora=LoraConfig(enable_lora=True))
     build_geometry(config, **sizes)
     with pytest.raises(ConfigError, match="--enable-lora"):
