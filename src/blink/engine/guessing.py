@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft head of an engine's model, and the memory that it takes beside its weights."""
+"""The draft head of an engine's model, and the memory that it takes for guesses and residuals."""
 
 from __future__ import annotations
 

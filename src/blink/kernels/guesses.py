@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a step behind which a draft head guesses tokens, and what they attend to while it does.
+"""Rows of a step whose next tokens a draft head guesses, and what they attend to meanwhile.
 
-A row may follow its slot's row before, whose next token it takes for known. It is sure if that one sampled its token. A
-slot's last sure row is guessed behind, where that is of use.
+A row that follows another of its slot is sure if that one sampled its token. A slot's last sure row gets guesses, where
+these are of use.
 """
 
 from __future__ import annotations

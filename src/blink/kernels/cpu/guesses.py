@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows behind which a draft head guesses, on a CPU: only those that are guessed behind."""
+"""Rows whose next tokens a draft head guesses, on a CPU: no other rows are computed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false, reportOperatorIssue=false
 # pyright: reportIndexIssue=false
-"""Rows behind which a draft head guesses, on a GPU: all of a bucket, of which the others attend to nothing.
+"""Rows whose next tokens a draft head guesses, on a GPU: all rows of a bucket, of which some attend to nothing.
 
 Guesses go to the last blocks of the head's cache, which the scheduler does not hand out: count_blocks() for each row.
 The tokens before them in a block that is not full are copied there. So sizes depend on the bucket alone, and a captured
