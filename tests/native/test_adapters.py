@@ -285,7 +285,7 @@ def _drain(pairs: list[QueuePair], inbox: Inbox) -> None:
 
 
 def test_a_step_takes_the_graph_of_its_kind_for_adapters_only_where_a_row_has_one() -> None:
-    geometry = build_geometry(small_config(), max_model_len=64, vocab_size=VOCAB, num_blocks=64, captures_adapters=True)
+    geometry = build_geometry(small_config(), max_model_len=64, vocab_size=VOCAB, num_blocks=64, captures_larger=True)
     num_plain, num_graphs = int(geometry["num_plain_graphs"]), int(geometry["num_graphs"])
     sizes = {"graphs": geometry["graphs"], "num_graphs": num_graphs, "num_plain_graphs": num_plain}
     assert num_graphs == 2 * num_plain

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blink.engine.geometry import build_geometry
+from blink.errors import ConfigError
 from blink.link.queue_pair import Submission
+from blink.lora_config import LoraConfig
 from blink.region.layout import FinishReason, RowKind, StepResult, struct_dtype
 from blink.sampling_params import SamplingParams
 from harness import Harness, Inbox, expected_tokens, run_until_finished, running, small_config
@@ -160,3 +163,41 @@ def test_a_crowd_gets_its_answers_whatever_the_head_writes(drafter: str) -> None
             assert inbox.tokens(sequence) == expected_tokens(prompt, wanted, VOCAB)
         assert (verified > 0) == (drafter != "none")
         assert (h.statistic("accepted_tokens") > 20) == (drafter == "oracle")
+
+
+def test_a_step_takes_the_graph_with_guesses_only_where_a_draft_would_be_of_use() -> None:
+    """Not within a prompt, and not while a sequence rests."""
+    config = small_config(speculative_config=HEAD)
+    geometry = build_geometry(config, max_model_len=512, vocab_size=VOCAB, num_blocks=128, captures_larger=True)
+    num_plain, num_graphs = int(geometry["num_plain_graphs"]), int(geometry["num_graphs"])
+    sizes: dict[str, Any] = {"graphs": geometry["graphs"], "num_graphs": num_graphs, "num_plain_graphs": num_plain}
+    assert num_graphs == 2 * num_plain
+    with running(config, max_model_len=512, num_blocks=128, **sizes) as h:
+        head = Head(h, DRAFTERS["random"])
+        pair, inbox = h.frontend(), Inbox()
+        prompt = [at % VOCAB for at in range(100)]
+        sequence = pair.submit(Submission(np.asarray(prompt, np.int32), (), 0, b""), SamplingParams(max_tokens=150))
+        seen = set[tuple[bool, bool]]()
+        while not inbox.finish(sequence):
+            num_fast = int(h.scheduler["num_fast_steps"])
+            launched = h.step() == StepResult.LAUNCHED
+            inbox.drain(pair)
+            if not launched:
+                continue
+            is_fast = int(h.scheduler["num_fast_steps"]) > num_fast
+            slot, end = int(h.step_array("row_slots", "i4")[0]), int(h.step_array("context_lens", "i4")[0])
+            rests = end + 1 < int(head.drafts["rests_until"][slot])
+            is_wanted = end >= len(prompt) and not rests
+            guesses = int(h.batch[0]["graph"]) >= num_plain
+            assert guesses == is_wanted or (is_fast and not guesses)  # the last step of a rest
+            seen.add((end >= len(prompt), guesses))
+        assert seen == {(False, False), (True, True), (True, False)}
+        assert inbox.tokens(sequence) == expected_tokens(prompt, 150, VOCAB)
+
+
+def test_adapters_beside_a_head_are_refused_by_name_where_both_would_have_graphs() -> None:
+    sizes: dict[str, Any] = {"max_model_len": 64, "vocab_size": VOCAB, "num_blocks": 64}
+    config = small_config(speculative_config=HEAD, lora=LoraConfig(enable_lora=True))
+    build_geometry(config, **sizes)
+    with pytest.raises(ConfigError, match="--enable-lora"):
+        build_geometry(config, **sizes, captures_larger=True)

@@ -73,6 +73,7 @@ class Driver:
             max_model_len=max_len,
             device=decoder.device,
             has_windows=has_windows,
+            has_draft_head=decoder.head is not None,
         )
         # What no row owns must not be read: a wrong index shows as NaN, or fails.
         self.batch.block_tables.fill_(num_blocks + 7)

@@ -72,9 +72,9 @@ class Play:
         set_params(self.batch, slot, {Param.NUM_PROMPT_TOKENS: len(prompt)})
         self.batch.tokens[slot, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
 
-    def step(self, *rows: tuple[int, int, list[int]]) -> list[int]:
+    def step(self, *rows: tuple[int, int, list[int]], **kinds: bool) -> list[int]:
         """Compute rows of (slot, position of the first token, tokens); return what each samples."""
-        self.runner.forward(self.batch, self.cache, self.compose(*rows), len(rows))
+        self.runner.forward(self.batch, self.cache, self.compose(*rows), len(rows), **kinds)
         return self.batch.sampled_tokens[: len(rows)].tolist()
 
     def compose(self, *rows: tuple[int, int, list[int]]) -> int:
@@ -248,6 +248,17 @@ def test_the_head_reads_residuals_as_layers_begin(target: Decoder, tmp_path: Pat
     residual = torch.stack([each[2] for each in found])
     expected = residual * torch.rsqrt(residual.square().mean(-1, keepdim=True) + 1e-5) * plain(target.norm)
     torch.testing.assert_close(ended, expected)
+
+
+def test_steps_without_guesses_are_read_all_the_same(target: Decoder, tmp_path: Path) -> None:
+    folder = head_of(tmp_path / "head")
+    play, reference = Play(target, folder), Reference(load_file(folder / "model.safetensors"), False)
+    play.begin(0, TEXT)
+    text = [*TEXT, *play.step((0, 0, TEXT), skips_guesses=True)]
+    for skips in (True, True, False):
+        assert play.draft(0) == (0, [])
+        text += play.step((0, len(text) - 1, text[-1:]), skips_guesses=skips)
+    check_drafts(play, reference, 0, text)
 
 
 def test_both_forms_of_checkpoints_are_the_same_head(target: Decoder, tmp_path: Path) -> None:

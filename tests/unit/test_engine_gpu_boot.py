@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import secrets
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from blink import speculation
 from blink.config import EngineConfig, ModelConfig
 from blink.engine import base
 from blink.engine.state import HostState
@@ -28,6 +31,7 @@ from blink.plan.site import Bucket
 from blink.region.layout import EngineState
 from blink.region.memory import Region, region_path
 from blink.runner.run import Runner
+from eagle_heads import HEAD_DIM, KV_HEADS, draw_head, write_head
 from tiny_model import BLOCK_BYTES, write_tiny_model
 
 pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
@@ -129,16 +133,14 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 
 def boot(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, lora: LoraConfig = NO_LORA
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, lora: LoraConfig = NO_LORA, **more: Any
 ) -> tuple[base.Engine, str]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
     region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
     path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128, num_hidden_layers=2)
     model = ModelConfig(model=str(path), load_format="dummy")
-    config = EngineConfig(
-        model=model, region=region, max_num_seqs=4, max_num_batched_tokens=40, gpu_memory_utilization=0.5, lora=lora
-    )
-    return gpu.GpuEngine(config), region
+    sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 40, "gpu_memory_utilization": 0.5}
+    return gpu.GpuEngine(EngineConfig(model=model, region=region, lora=lora, **sizes, **more)), region
 
 
 def test_the_largest_graph_is_measured_and_captured_first_and_the_end_frees_the_device(
@@ -177,6 +179,32 @@ def test_steps_with_adapters_have_graphs_of_their_own_behind_the_others(
         assert isinstance(plain, tuple) and kinds[index + 9] == (*plain[:2], f"{plain[-1]}adapters")
     buckets = [entry[0] for entry in log if isinstance(entry, tuple)]
     assert {bucket.adapters for bucket in buckets if isinstance(bucket, Bucket)} == {False, True}
+    assert engine.run() == 0
+
+
+def test_steps_with_guesses_have_graphs_of_their_own_and_blocks_behind_the_others(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three guesses of 16 rows take two blocks of each; what they and kept residuals take is not the KV cache's."""
+    head = write_head(tmp_path / "head", draw_head(96, range(1, 96, 3), seed=1), (0, 1, 1))
+    told = json.dumps({"method": "eagle3", "model": str(head), "num_speculative_tokens": 3})
+    own_bytes = KV_HEADS * HEAD_DIM * 2 * 16 * 2  # of a block in the head's layer, as BLOCK_BYTES
+    room = 77 * (2 * BLOCK_BYTES + own_bytes) + 2 * 16 * own_bytes + 2 * 40 * 32 * 4 + 5
+    free, total = 4 * GIB, 2 * (3 * GIB - STEP_BYTES - room)
+    with pytest.raises(ConfigError, match="eagle3 has not run on a GPU"):
+        boot(tmp_path / "model", monkeypatch, free=free, total=total, speculative_config=told)
+    monkeypatch.setattr(speculation, "HEADS_RUN_ON_GPUS", True)
+    DeviceTwin.log.clear()
+    engine, _ = boot(tmp_path / "model", monkeypatch, free=free, total=total, speculative_config=told)
+    kinds = {index: step for step, index in itertools.pairwise(log) if isinstance(index, int)}
+    plain = len(kinds) // 2
+    assert 2 * plain == len(kinds) == 2 * (5 + 3 + 3)
+    for index in range(plain):
+        own, more = kinds[index], kinds[index + plain]
+        assert isinstance(more, tuple) and own == (*more[:2], f"{more[-1]}skips_guesses")
+    assert DeviceTwin.num_blocks == 77
+    cache = engine._kv_cache
+    assert [one.num_blocks for one in cache] == [77, 77, 77 + 2 * 16]
     assert engine.run() == 0
 
 

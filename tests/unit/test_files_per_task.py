@@ -76,10 +76,15 @@ BUILT = [
         12,
         (
             "csrc/scheduler/head_drafts.h",
+            "engine/guessing.py",
+            "kernels/cpu/guesses.py",
+            "kernels/gpu/guesses.py",
+            "kernels/guesses.py",
             "models/eagle.py",
             "models/weights/eagle_loader.py",
             "runner/eagle.py",
         ),
+        since=("engine/geometry.py",),  # GPUs have graphs with guesses
     ),
     Built(
         "tensor parallel",

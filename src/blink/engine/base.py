@@ -63,7 +63,7 @@ class Engine(ABC):
     default_segment_ms: ClassVar[float]  # likewise
     patient_steps: ClassVar[int] = 0  # with decode rows, in which prompts should be computed; 0: few, and bursts
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
-    captures_adapters: ClassVar[bool] = False  # whether steps with adapters have graphs of their own
+    captures_larger: ClassVar[bool] = False  # whether steps with adapters, or with guesses, have graphs of their own
     make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
@@ -97,7 +97,7 @@ class Engine(ABC):
             others=pooling_sizes(spec.pooling, spec.hidden_size)
             | host_sizes(config, self._cache_shape, size, self._model)
             | {"patient_steps": self.patient_steps},
-            captures_adapters=self.captures_adapters and config.lora.enable_lora,
+            captures_larger=self.captures_larger and (config.lora.enable_lora or bool(config.speculation.head)),
         )
         self._region = create_region(config.region, self._geometry, served_name(config))
         try:
@@ -218,8 +218,8 @@ class Engine(ABC):
         self._region.store_control("stop", 1)
 
     def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
-        kinds = {"decoding": size.decoding, "scoring": scoring, "adapters": size.adapters}
-        self._runner.forward(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
+        kinds = {"decoding": size.decoding, "adapters": size.adapters, "skips_guesses": size.skips_guesses}
+        self._runner.forward(self._batch, self._kv_cache, size.tokens, size.rows, scoring=scoring, **kinds)
 
     def _run_segment(
         self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None

@@ -20,6 +20,7 @@ from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
 from blink.engine.geometry import count_slots
+from blink.engine.guessing import add_drafter
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
@@ -33,13 +34,11 @@ from blink.kernels.layer_cache import KvCache
 from blink.kernels.rounding import Rounding
 from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
-from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.plan.site import Bucket
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
-from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
 from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
@@ -94,10 +93,7 @@ class CpuEngine(Engine):
     def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
         """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
         runner = Runner(model)
-        if config.speculation.head:
-            head = load_eagle(config.speculation.head, model)
-            model.add_head(head)
-            runner.drafter = EagleDrafter(model, head, config.speculation.num_tokens)
+        add_drafter(runner, config)
         runner.rounding = find_rounding(config)
         if is_deterministic(config):
             check_deterministic(sites_of(model, config.block_size))

@@ -98,11 +98,14 @@ class StepGraph(NamedTuple):
 def list_graphs(geometry: np.ndarray[Any, Any]) -> list[StepGraph]:
     """Return what each graph computes, in the order of the scheduler's indices."""
     num_plain, num_decode = int(geometry["num_plain_graphs"]), int(geometry["num_decode_graphs"])
+    captures_guesses = bool(geometry["has_draft_head"]) and num_plain < int(geometry["num_graphs"])
     found: list[StepGraph] = []
     for index, size in enumerate(graph_sizes(geometry)):
         plain = index % num_plain
         is_scoring = plain >= int(geometry["first_scoring_graph"])
-        bucket = Bucket(*size, decoding=plain < num_decode, adapters=index >= num_plain)
+        does_more = index >= num_plain
+        adapters, skips_guesses = (False, not does_more) if captures_guesses else (does_more, False)
+        bucket = Bucket(*size, decoding=plain < num_decode, adapters=adapters, skips_guesses=skips_guesses)
         found.append(StepGraph(bucket, is_scoring, is_scoring or bool(geometry["vector_width"])))
     return found
 
@@ -118,13 +121,13 @@ def build_geometry(
     num_snapshots: int = 0,
     windows: Mapping[str, int] | None = None,
     others: Mapping[str, int] | None = None,
-    captures_adapters: bool = False,
+    captures_larger: bool = False,
 ) -> np.ndarray[Any, Any]:
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
-    pooling_sizes(), of blocks in host memory, and patient_steps; captures_adapters: whether steps with adapters have
-    own graphs.
+    pooling_sizes(), of blocks in host memory, and patient_steps; captures_larger: whether steps with adapters, or with
+    guesses, have own graphs.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -155,11 +158,13 @@ def build_geometry(
     values |= _times(config) | {"max_rows": count_rows(config)}
     values["vocab_bytes"] = vocab_bytes
     values |= _queue_sizes(config, values.get("vector_width", 0), values["max_rows"])
-    return _fill(values, config, 1 + captures_adapters)
+    return _fill(values, config, 1 + captures_larger)
 
 
 def _fill(values: Mapping[str, int], config: EngineConfig, times: int) -> np.ndarray[Any, Any]:
     """Return a geometry with these fields, and each graph so many times."""
+    if times > 1 and config.lora.enable_lora and config.speculation.head:
+        raise ConfigError("draft heads and adapters do not run together on GPUs: leave out --enable-lora")
     geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():
         geometry[name] = value

@@ -26,6 +26,7 @@ from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graph
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
+from blink.engine.guessing import add_drafter, count_head_bytes
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -41,7 +42,7 @@ from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
-from blink.speculation import check_on_gpu
+from blink.speculation import check_on_gpu, check_ranks
 
 logger = logging.getLogger("blink.engine")
 
@@ -57,7 +58,7 @@ class GpuEngine(Engine):
     default_pooling_tokens = 8192  # nobody waits for a next token, and larger matrices are multiplied faster
     default_segment_ms = 1.0
     cost_seconds = 1.0
-    captures_adapters = True
+    captures_larger = True
     make_adapters = staticmethod(make_gpu_adapters)
     _group: GpuGroup | None = None  # of several ranks
 
@@ -69,6 +70,8 @@ class GpuEngine(Engine):
         self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
+        if self._runner.drafter is not None:
+            self._runner.drafter.reserve(self._segmented_batch, self._residual)
         self._capture()
         capture_copies(self._scheduler, self._runner.adapters, self._array("copy_order", torch.int32))
         self._fill_costs()
@@ -94,8 +97,11 @@ class GpuEngine(Engine):
         return super()._fit_to_model(config, spec)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
+        check_ranks(config.speculation, config.tensor_parallel_size)
         if config.tensor_parallel_size == 1:
-            return super()._load(config, device, dtype)
+            runner = super()._load(config, device, dtype)
+            add_drafter(runner, config, count_rows(config))
+            return runner
         self._group = GpuGroup(config, device, dtype)
         return self._group.runner
 
@@ -135,6 +141,7 @@ class GpuEngine(Engine):
         free, total = torch.cuda.mem_get_info()
         used = total - free
         whole = self._measure_free(self._config) - step_bytes - GRAPH_BYTES
+        whole -= count_head_bytes(self._model, self._config)
         room = whole - self._state_bytes
         if self._config.enable_prefix_caching:
             room = spare_snapshots(room, self._slot_bytes)
@@ -158,6 +165,7 @@ class GpuEngine(Engine):
             max_model_len=model.spec.max_model_len,
             device=model.device,
             vector_floats=0 if model.spec.pooling is None else model.spec.pooling.width(model.spec.hidden_size),
+            has_draft_head=model.head is not None,
         )
         batch.kv_slots.fill_(-1)
         kv_cache = model.allocate_kv_cache(1, config.block_size)
@@ -208,6 +216,7 @@ class GpuEngine(Engine):
                 if size.decoding or size.tokens <= fused_gate_up.MAX_ROWS:
                     kinds = {"decoding": size.decoding, "adapters": size.adapters}
                     self._runner.compute_logits(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
+                    self._runner.run_head(self._batch, self._kv_cache, size)
 
         with self._alone():
             compile_ahead(run)

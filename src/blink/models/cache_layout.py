@@ -25,6 +25,7 @@ class PerToken:
     head_dim: int
     has_values: bool = True  # False: values are parts of the keys
     window: int = 0  # tokens that a query sees, its own included; 0: all. Older ones need not be kept
+    spare_blocks: int = 0  # behind those that the scheduler hands out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,10 @@ class CacheLayout:
         for group in self.groups:
             sizes[group.state.window > 0] += math.prod(group.shape(1, block_size)) * itemsize
         return sizes[0], sizes[1]
+
+    def spare_bytes(self, block_size: int, itemsize: int) -> int:
+        """Return the bytes of all spare blocks."""
+        return sum(math.prod(one.shape(one.state.spare_blocks, block_size)) for one in self.groups) * itemsize
 
     def bytes_per_sequence(self, itemsize: int) -> int:
         """Return the bytes of a slot over all layers, whatever the sequence's length; itemsize: of activations."""

@@ -65,9 +65,9 @@ class Decoder:
         weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm, self.head]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
-    def add_head(self, head: EagleHead) -> None:
-        """Take a draft head, whose layer keeps keys and values as the model's layers do."""
-        self.head, self.spec = head, replace(self.spec, drafter=head.attention)
+    def add_head(self, head: EagleHead, spare_blocks: int = 0) -> None:
+        """Take a draft head, whose layer keeps keys and values as the model's layers do, and spare blocks."""
+        self.head, self.spec = head, replace(self.spec, drafter=head.attention, spare_blocks=spare_blocks)
 
     def free_weights(self) -> None:
         """Let go of all weights; the model can only be described then."""
@@ -88,7 +88,7 @@ class Decoder:
         layers: dict[int, LayerCache] = {}
         for group in layout.groups:
             count = (group.state.window and num_window_blocks) or num_blocks
-            memory = self._allocate(*group.shape(count, block_size), dtype=self.kv_dtype)
+            memory = self._allocate(*group.shape(count + group.state.spare_blocks, block_size), dtype=self.kv_dtype)
             layers.update(zip(group.layers, map(LayerCache, memory), strict=True))
         recurrent: dict[int, StateCache] = {}
         groups: list[StateCache] = []

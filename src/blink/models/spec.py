@@ -53,6 +53,7 @@ class ModelSpec(Part):
     pooling: Pooling | None = None  # None: the model generates
     quantization: Quantization | None = None  # of the checkpoint's matrices
     drafter: Attention | None = None  # of a draft head's layer, which keeps keys and values as the others do
+    spare_blocks: int = 0  # of that layer, for the guesses of a step: see PerToken
     shard: Shard = WHOLE  # what the layers are parts of; the vocabulary's size is that of all
 
     def check(self, place: str) -> None:
@@ -97,7 +98,9 @@ class ModelSpec(Part):
     def cache_layout(self) -> CacheLayout:
         """What the layers keep of running sequences; the draft head's is the last one."""
         mixers = [layer.mixer for layer in self.layers]
-        states = [mixer.state for mixer in mixers] + ([] if self.drafter is None else [self.drafter.state])
+        states = [mixer.state for mixer in mixers]
+        if self.drafter is not None and self.drafter.state is not None:
+            states.append(replace(self.drafter.state, spare_blocks=self.spare_blocks))
         return CacheLayout.of(states, [mixer.recurrent_state for mixer in mixers])
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:

@@ -16,6 +16,7 @@ class Bucket:
     rows: int
     decoding: bool  # whether every row is of one token
     adapters: bool = False  # whether rows may have adapters (LoRA)
+    skips_guesses: bool = False  # whether nothing is guessed of what follows rows, if anything does that
 
     @property
     def title(self) -> str:

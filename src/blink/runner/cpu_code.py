@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from blink.kernels.cpu import delta_rule, latent, mamba
+from blink.kernels.cpu.guesses import CpuGuesses
 from blink.kernels.cpu.layer_inputs import join_inputs
 from blink.kernels.cpu.router import choose_experts
 from blink.kernels.cpu.snapshots import copy_states
@@ -51,6 +52,7 @@ class CpuCode:
         self.attentions = {}
         self.recurrences = {DELTA_RULE: delta_rule.advance, MAMBA_RULE: mamba.advance}
         self.copy_states, self.join_inputs = copy_states, join_inputs
+        self.find_guesses = CpuGuesses
 
     def planned_size(self, bucket: Bucket) -> Bucket:  # noqa: ARG002
         """Return the one size: a step of each size takes the same kernels."""

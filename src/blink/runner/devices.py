@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from blink.kernels.guesses import FindGuesses
 from blink.kernels.layer_inputs import JoinInputs
 from blink.kernels.recurrent import Advance
 from blink.kernels.snapshots import CopyStates
@@ -51,6 +52,11 @@ class DeviceCode(Protocol):
     @property
     def join_inputs(self) -> JoinInputs:
         """What computes the inputs that layers have of their own."""
+        ...
+
+    @property
+    def find_guesses(self) -> FindGuesses:
+        """What finds the rows behind which tokens are guessed."""
         ...
 
     def planned_size(self, bucket: Bucket) -> Bucket:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.gpu.guesses import GpuGuesses
 from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
 from blink.kernels.gpu.moe import permuted_experts
@@ -56,6 +57,7 @@ class GpuCode:
         self.attentions = {DECODE_ATTENTION: _attend_decoding}
         self.recurrences = RECURRENCES
         self.copy_states, self.join_inputs = snapshots.copy_states, join_inputs
+        self.find_guesses = GpuGuesses
 
     def planned_size(self, bucket: Bucket) -> Bucket:
         """Return the size itself."""

@@ -64,14 +64,15 @@ class Runner:
         decoding: bool = False,
         scoring: bool = False,
         adapters: bool = False,
+        skips_guesses: bool = False,
     ) -> None:
         """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
 
         decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
-        logprobs of the prompts' own tokens are wanted beside the samples. adapters: see Bucket. A model that pools
-        makes vectors instead.
+        logprobs of the prompts' own tokens are wanted beside the samples. adapters, skips_guesses: see Bucket. A model
+        that pools makes vectors instead.
         """
-        size = Bucket(num_tokens, num_rows, decoding, adapters)
+        size = Bucket(num_tokens, num_rows, decoding, adapters, skips_guesses)
         if self._pooler is not None:
             hidden = self._compute_hidden(batch, kv_cache, size)
             if self._writes:
@@ -83,10 +84,11 @@ class Runner:
             self._sample(self._compute_head(take_last_tokens(hidden, batch, size.rows)), batch, size.rows)
         else:
             self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
-        self._run_head(batch, kv_cache, size)
+        self.run_head(batch, kv_cache, size)
 
-    def _run_head(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
-        """Let the draft head guess what follows the samples."""
+    @torch.inference_mode()
+    def run_head(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+        """Let the draft head, if there is one, guess what follows the samples of a step."""
         if self.drafter is not None:
             self.drafter.read(batch, kv_cache[len(self.model.layers)], size)
 
@@ -132,7 +134,7 @@ class Runner:
         if layers.stop < len(self.model.layers):
             return stream.pause()
         self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size.rows)
-        self._run_head(batch, kv_cache, size)
+        self.run_head(batch, kv_cache, size)
         return None
 
     @torch.inference_mode()

@@ -92,7 +92,7 @@ struct Geometry {
   FIELD(uint32_t, num_decode_graphs);
   FIELD(uint32_t, num_graphs);
   FIELD(uint32_t, first_scoring_graph);
-  FIELD(uint32_t, num_plain_graphs);   // those behind them are the same once more, for steps with adapters
+  FIELD(uint32_t, num_plain_graphs);   // those behind them are the same once more, for steps that do more (cost.h)
   FIELD(uint32_t, num_host_blocks);    // of the KV cache in host memory; 0: there are none
   FIELD(uint32_t, host_hash_entries);  // power of two, at least twice num_host_blocks
   FIELD(uint32_t, host_copies);        // of the ring of copies; power of two

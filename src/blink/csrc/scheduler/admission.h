@@ -4,6 +4,7 @@
 #pragma once
 
 #include "scheduler/flow.h"
+#include "scheduler/head_drafts.h"
 #include "scheduler/host_restore.h"
 #include "scheduler/prompt_logprobs.h"
 #include "scheduler/share.h"
@@ -15,7 +16,7 @@ namespace blink {
 // What the sequences chosen so far will take, and how many are left to choose (`pending`).
 struct StepTotals {
   uint32_t tokens, blocks, pending, context;  // context: tokens of the KV cache that will be read
-  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows, adapter_rows;
+  uint32_t decode_rows, prefill_rows, best_effort_rows, logprob_rows, larger_rows;
 };
 BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
   return {a.tokens + b.tokens,
@@ -26,7 +27,7 @@ BLINK_FN StepTotals operator+(StepTotals a, StepTotals b) {
           a.prefill_rows + b.prefill_rows,
           a.best_effort_rows + b.best_effort_rows,
           a.logprob_rows + b.logprob_rows,
-          a.adapter_rows + b.adapter_rows};
+          a.larger_rows + b.larger_rows};
 }
 
 BLINK_FN uint32_t missing_blocks(const State& s, const Sequence& q, uint32_t num_tokens) {
@@ -49,7 +50,7 @@ BLINK_RARE_FN StepTotals step_totals(Env& env, const State& s) {
     t.prefill_rows += q.row.kind == RowKind::kPrefill;
     t.best_effort_rows += q.sqe.service_class == uint32_t(ServiceClass::kBestEffort);
     t.logprob_rows += has_prompt_logprobs(q);
-    t.adapter_rows += q.adapter_slot > 0;
+    t.larger_rows += q.adapter_slot > 0 || is_guessed_behind(s, q);
   }
   return env.sum(t);
 }

@@ -140,7 +140,7 @@ BLINK_FN uint32_t choose_graph(const Geometry& g, const StepTotals& total) {
                                    total.logprob_rows > 0   ? GraphKind::kScoring
                                    : total.prefill_rows > 0 ? GraphKind::kMixed
                                                             : GraphKind::kDecoding);
-  return total.adapter_rows > 0 ? adapter_graph(g, graph) : graph;
+  return total.larger_rows > 0 ? larger_graph(g, graph) : graph;
 }
 
 // Whether prefill may preempt a step: a decode step, while a prompt is expected and the credit pays its cost.

@@ -27,4 +27,10 @@ BLINK_FN void take_head_draft(const State& s, Sequence& q, uint32_t limit) {
   d.origin = DraftOrigin::kHead;
 }
 
+// Whether a draft behind a sequence's next sample would be of use: the engine makes one if it has such graphs.
+BLINK_FN bool is_guessed_behind(const State& s, const Sequence& q) {
+  if (!s.geometry.has_draft_head || q.row.num_samples == 0) return false;
+  return q.num_tokens + q.row.num_samples >= s.head_drafts[q.slot].rests_until;
+}
+
 }  // namespace blink
