@@ -109,8 +109,6 @@ def _check_offload(config: EngineConfig) -> None:
         return
     if config.device != "cpu" and torch.cuda.is_available() and not HAS_RUN_ON_GPU:
         raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
-    if config.tensor_parallel_size > 1:
-        raise ConfigError("--kv-offloading-size does not go with --tensor-parallel-size yet: leave one of the two out")
 
 
 def _check_adapters(config: EngineConfig) -> None:
@@ -121,8 +119,6 @@ def _check_adapters(config: EngineConfig) -> None:
     """
     if not config.lora.enable_lora:
         return
-    if config.tensor_parallel_size > 1:
-        raise ConfigError("--enable-lora does not go with --tensor-parallel-size yet: leave one of the two out")
     if config.rdma_listen:
         raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
     if is_deterministic(config):
