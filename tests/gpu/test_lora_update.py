@@ -56,7 +56,7 @@ def make_adapters(
 def copy_to_slot(adapters: Any, index: int, slot: int, device: torch.device) -> None:
     """Copy an adapter as the scheduler orders it."""
     order = torch.tensor([index, slot, 7, 6], dtype=torch.int32, device=device)
-    adapters.copy_ordered(order)
+    paging.copy_ordered([adapters.places], order)
 
 
 def make_batch(row_adapters: Sequence[int], lengths: Sequence[int], num_adapters: int, tokens: int) -> Batch:
@@ -150,16 +150,19 @@ def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device
 
 
 def test_a_copy_goes_to_its_slot_alone_and_only_once(device: torch.device) -> None:
-    size = 3 * 24 * 4096 + 32  # more than the programs read at once, and a rest
-    held = torch.arange(3 * size, dtype=torch.int32).reshape(3, size)
-    held = held.pin_memory() if device.type == "cuda" else held
-    slots = torch.zeros(2, size, dtype=torch.int32, device=device)
+    """The parts of all ranks go by one order."""
+    places: list[tuple[Tensor, Tensor]] = []
+    for size in (3 * 24 * 4096 + 32, 64):  # more than the programs read at once, and a rest; little
+        held = torch.arange(3 * size, dtype=torch.int32).reshape(3, size)
+        held = held.pin_memory() if device.type == "cuda" else held
+        places.append((held, torch.zeros(2, size, dtype=torch.int32, device=device)))
     order = torch.tensor([2, 1, 5, 5], dtype=torch.int32, device=device)
-    paging.copy_ordered(held, slots, order)
-    assert not slots.any()
+    paging.copy_ordered(places, order)
+    assert not any(slots.any() for _, slots in places)
     order[2] = 6
-    paging.copy_ordered(held, slots, order)
-    assert torch.equal(slots.cpu(), torch.stack((torch.zeros_like(held[2]), held[2])))
+    paging.copy_ordered(places, order)
+    for held, slots in places:
+        assert torch.equal(slots.cpu(), torch.stack((torch.zeros_like(held[2]), held[2])))
     assert order.tolist() == [2, 1, 6, 6]
 
 

@@ -107,8 +107,6 @@ def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
     )
     with pytest.raises(ConfigError, match="other machines"):
         create_engine(replace(plain, rdma_listen="127.0.0.1:0"))
-    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
-        create_engine(replace(plain, tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="--deterministic"):
         create_engine(replace(plain, deterministic=True))
     with pytest.raises(ConfigError, match="must be at least --max-loras"):

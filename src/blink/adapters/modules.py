@@ -22,6 +22,8 @@ from blink.models.spec import ModelSpec
 from blink.models.weights.cuts import Cut, Cuts, Whole
 from blink.models.weights.decoder_loader import list_projections, order_rows
 
+_ALL = Whole()
+
 
 @dataclass(frozen=True, slots=True)
 class Module:
@@ -31,7 +33,7 @@ class Module:
     rows: slice  # of the weight
     shape: tuple[int, int]  # out and in, of the part
     order: Tensor | None  # which of the part's rows are the weight's; None: all, as they are
-    cut: Cut | Whole = Whole()  # what the part is of the file's matrix
+    cut: Cut | Whole = _ALL  # what the part is of the file's matrix
 
     @property
     def file_shape(self) -> tuple[int, ...]:
@@ -78,7 +80,7 @@ def list_modules(model: Decoder) -> Mapping[str, Module]:
 def _choose_cuts(spec: ModelSpec) -> Callable[[str], Cut | Whole]:
     """Return what finds the cuts of a model, or of a rank's part of one, by tensors' names."""
     if spec.whole is None:
-        return lambda _: Whole()
+        return lambda _: _ALL
     return Cuts(spec.whole, spec.shard, spec.whole.scaled_columns).find
 
 

@@ -19,6 +19,7 @@ from blink.engine.determinism import is_deterministic
 from blink.engine.host_tier import HAS_RUN_ON_GPU
 from blink.engine.rank_fit import choose_size, measure_model
 from blink.errors import ConfigError
+from blink.plan.site import first_reason
 
 logger = logging.getLogger("blink.engine")
 
@@ -71,6 +72,7 @@ def create_engine(config: EngineConfig) -> Engine:
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
     refuse_ranks(config)
+    refuse_beside_ranks(config)
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
@@ -101,6 +103,15 @@ def refuse_ranks(config: EngineConfig) -> None:
             f"--tensor-parallel-size {config.tensor_parallel_size} does not run on GPUs yet: leave it out, or use "
             "--device cpu; --data-parallel-size has an engine on each GPU"
         )
+
+
+def refuse_beside_ranks(config: EngineConfig) -> None:
+    """Refuse what is built for ranks on GPUs and has not run there yet; tests/gpu takes this away."""
+    if config.tensor_parallel_size == 1:
+        return
+    reasons = {"--enable-lora": config.lora.enable_lora, "--kv-offloading-size": config.kv_offload.is_on}
+    if (flag := first_reason(reasons)) is not None:
+        raise ConfigError(f"{flag} has not run on several GPUs yet: leave it out, or use --device cpu")
 
 
 def _check_offload(config: EngineConfig) -> None:

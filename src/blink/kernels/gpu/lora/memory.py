@@ -18,7 +18,6 @@ from torch import Tensor
 from blink.errors import ConfigError
 from blink.formats.base import Weight
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.gpu.lora.update import LEAST_RANK, MOST_RANK_TILE, Stack, add_update, mark_tokens
 from blink.kernels.lora import Updates, WeightParts
 from blink.plan.site import Bucket
@@ -84,9 +83,10 @@ class GpuAdapters:
         if self._upload is not None:
             self._upload(self._slots[index], held)
 
-    def copy_ordered(self, order: Tensor) -> None:
-        """Enqueue the copy of an adapter to a slot, as csrc's CopyOrder orders it: int32 [4]."""
-        copy_ordered(self._held, self._slots, order)
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Where copies read the adapters that are loaded, and where they write: [adapters or slots, elements]."""
+        return self._held, self._slots
 
     def clear(self, index: int) -> None:
         """Do nothing: the next adapter is written over this one."""
