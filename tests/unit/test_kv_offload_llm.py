@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import os
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from blink import LLM, SamplingParams
+from blink import LLM
 from blink.config import EngineConfig, ModelConfig
 from blink.engine import boot
 from blink.engine.boot import create_engine
@@ -22,8 +21,8 @@ from blink.kernels.layer_cache import LayerCache
 from blink.kv_offload import OffloadConfig, read_transfer
 from blink.lora_config import LoraConfig
 from model_families import save_model
+from returning_prompts import GREEDY, answer, make_batches
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
@@ -41,23 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def make_batches() -> list[list[list[int]]]:
-    """Prompts in turns: beginnings that come again after others, and ends of their own."""
-    script = random.Random(3)
-    starts = [[script.randrange(5, 100) for _ in range(160)] for _ in range(6)]
-    ends = ([script.randrange(5, 100) for _ in range(10)] for _ in range(1000))
-    return [[[*start, *next(ends)] for start in script.sample(starts, 3)] for _ in range(8)]
-
-
-def answer(llm: LLM) -> list[list[int]]:
-    batches = (llm.generate(batch, GREEDY, use_tqdm=False) for batch in make_batches())
-    return [list(output.outputs[0].token_ids) for batch in batches for output in batch]
-
-
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[list[int]]:
     with LLM(model, num_gpu_blocks_override=1000, enable_prefix_caching=False, **OPTIONS) as llm:
-        return answer(llm)
+        return [*answer(llm, 8)]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +63,7 @@ def test_answers_are_those_of_a_cache_with_room_for_all(
 ) -> None:
     """All prompts together take three times the KV cache."""
     with LLM(model, num_gpu_blocks_override=34, **OPTIONS, **options) as llm:
-        assert answer(llm) == expected
+        assert [*answer(llm, 8)] == expected
         stats = llm.stats()
         assert stats["host_hits"] > 500 and stats["host_blocks_stored"] > 30
         assert stats["host_queries"] >= stats["host_hits"]
@@ -85,7 +71,7 @@ def test_answers_are_those_of_a_cache_with_room_for_all(
 
 def test_a_restored_prefix_is_told_of_as_cached(model: str) -> None:
     with LLM(model, num_gpu_blocks_override=20, kv_offloading_size=64 * MIB, **OPTIONS) as llm:
-        first, *others = make_batches()[0]
+        first, *others = make_batches(1)[0]
         llm.generate([first], GREEDY, use_tqdm=False)
         llm.generate(others, GREEDY, use_tqdm=False)
         (output,) = llm.generate([first], GREEDY, use_tqdm=False)
@@ -95,11 +81,11 @@ def test_a_restored_prefix_is_told_of_as_cached(model: str) -> None:
 
 def test_an_engine_that_slept_restores_nothing_of_before(model: str, expected: list[list[int]]) -> None:
     with LLM(model, num_gpu_blocks_override=34, kv_offloading_size=64 * MIB, **OPTIONS) as llm:
-        answer(llm)
+        _ = [*answer(llm, 8)]
         llm.sleep(level=1)
         assert llm.stats()["num_host_blocks_used"] == 0
         llm.wake_up()
-        assert answer(llm) == expected
+        assert [*answer(llm, 8)] == expected
 
 
 def test_copies_of_one_direction_run_together_and_the_last_to_a_target_counts() -> None:
