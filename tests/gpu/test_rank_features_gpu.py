@@ -13,6 +13,7 @@ import torch
 
 from blink import LLM, AsyncLLM, LoRARequest, SamplingParams
 from blink.engine import boot, gpu_group
+from blink.request.source import TokensPrompt
 from kv_router import check_predictions
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import PROMPTS, Models, generate, make_prompts
@@ -102,7 +103,8 @@ def test_events_tell_a_router_each_hit(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("mode", ["keep", "retract"])
 def test_a_pause_changes_no_token(mode: str, tmp_path: Path) -> None:
     save_model("llama-3.1", tmp_path)
-    prompt, params = {"prompt_token_ids": PROMPTS[0]}, SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    prompt = TokensPrompt(prompt_token_ids=PROMPTS[0])
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     sizes: dict[str, Any] = {"max_num_seqs": 4, "num_gpu_blocks_override": 200, "tensor_parallel_size": 2, **OPTIONS}
 
     async def run(llm: AsyncLLM, pauses: int) -> list[int]:

@@ -126,8 +126,8 @@ def test_a_cache_in_fp8_is_that_of_one_gpu(ranks: int, tmp_path: Path) -> None:
 @on_ranks
 @pytest.mark.parametrize("drafts", [None, {"method": "ngram", "num_speculative_tokens": 4}], ids=["plain", "drafts"])
 def test_mixed_requests_are_answered_as_by_one_gpu(drafts: dict[str, Any] | None, ranks: int, tmp_path: Path) -> None:
-    options = {"ranks": ranks, "device": "cuda", "dtype": "float32", "speculative_config": drafts}
-    check_ranks(tmp_path, 10_000 if drafts is None else 2000, **options)
+    count = 10_000 if drafts is None else 2000
+    check_ranks(tmp_path, count, ranks=ranks, device="cuda", dtype="float32", speculative_config=drafts)
 
 
 def run_requests(client: EngineClient, count: int, tokens: int) -> list[list[int]]:
