@@ -9,31 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from blink import LLM, AsyncLLM, LoRARequest, SamplingParams
 from blink.engine import boot, gpu_group
 from blink.request.source import TokensPrompt
+from gpu_counts import TWO_GPUS, on_ranks
 from kv_router import check_predictions
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import PROMPTS, Models, generate, make_prompts
 from model_families import save_model
 from returning_prompts import answer
-from triton_interpreter import IS_INTERPRETED
 from wide_families import widen
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    TWO_GPUS,
 ]
 
 NUM_ADAPTERS = 8
 OPTIONS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "skip_tokenizer_init": True}
-on_ranks = pytest.mark.parametrize(
-    "ranks", [2, pytest.param(4, marks=pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs"))]
-)
 
 
 @pytest.fixture(autouse=True)

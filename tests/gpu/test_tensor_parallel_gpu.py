@@ -21,16 +21,16 @@ from blink.region.layout import CqeKind
 from embeddings_check import check_embeddings
 from engine_process import UNREFUSED, connect, run_engine_process, stopped
 from gguf_conversion import convert
+from gpu_counts import TWO_GPUS, on_ranks
 from mixed_requests import check_ranks
 from model_families import MXFP4, check, generate, make_prompts, save_model, scores_of
 from quantized_checkpoints import write_checkpoints
-from triton_interpreter import IS_INTERPRETED
 from wide_families import widen
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    TWO_GPUS,
 ]
 
 DENSE = ["llama-3.1", "llama-biased", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3-short", "olmo2", "granite"]
@@ -40,10 +40,6 @@ OTHERS = ["qwen3_moe-plain", "gpt_oss", "qwen3_next", "qwen3_5", "granite4-hybri
 OTHERS += ["deepseek_v3", "glm4_moe_lite", "glm4_moe", "minimax_m2", "gemma4-moe", "gemma4", "llama4", "ernie4_5_moe"]
 PROMPTS = [*make_prompts()[2:5], make_prompts()[7]]
 QUANTIZED = {"num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 1024}  # of four ranks
-
-on_ranks = pytest.mark.parametrize(
-    "ranks", [2, pytest.param(4, marks=pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs"))]
-)
 
 
 def save(name: str, path: Path, ranks: int) -> Any:
