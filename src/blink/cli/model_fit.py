@@ -19,7 +19,7 @@ from safetensors import safe_open
 from blink.cli.finding import Finding
 from blink.cli.plan import PlanConfig
 from blink.cli.torch_probe import Gpu, probe_torch
-from blink.config import FITTING_RANKS, EngineConfig
+from blink.config import EngineConfig
 from blink.engine.cache_size import CacheShape
 from blink.engine.geometry import count_slots, fit_sequences, spare_snapshots
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES, GpuRoom, describe_part, list_needs
@@ -57,7 +57,7 @@ def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterat
         path = resolve_model(find_cached(model))
         check_method(path, options.quantization)
         spec = _quantize(read_spec(path), options.quantization)
-        part = _take_part(spec, options, has_ranks=gpu is not None and not path.is_file())
+        part = spec if gpu is None or path.is_file() else options.take_part(spec)
         stored = _read_precision(path)
     except BlinkError as error:
         yield Finding("fail", "model", error.message)
@@ -95,16 +95,6 @@ def _quantize(spec: ModelSpec, quantization: str) -> ModelSpec:
     if quantization != "fp8" or spec.quantization is not None:
         return spec
     return replace(spec, quantization=replace(FP8_ROWS, output=FP8_ROWS))
-
-
-def _take_part(spec: ModelSpec, options: PlanConfig, *, has_ranks: bool) -> ModelSpec:
-    """Return what the first of --tensor-parallel-size ranks has; without ranks the whole.
-
-    Raises:
-        ConfigError: the size does not divide the model.
-    """
-    size = options.tensor_parallel_size
-    return spec.split(size, spec.scaled_columns)[0] if has_ranks and size not in (1, FITTING_RANKS) else spec
 
 
 def _describe_sequence(spec: ModelSpec, size: int) -> str:

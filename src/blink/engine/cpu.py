@@ -118,9 +118,8 @@ class CpuEngine(Engine):
         counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
         cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
-        adapters = self._stores[model.spec.shard.rank] if self._stores else None
-        host = self._allocate_host(model)
-        return RankMemory(self._batch, self._segmented_batch, cache, residual, adapters, host)
+        store = self._stores[model.spec.shard.rank] if self._stores else None
+        return RankMemory(self._batch, self._segmented_batch, cache, residual, store, self._allocate_host(model))
 
     def _allocate_host(self, model: Decoder) -> HostBlocks | None:
         """Allocate a rank's part of the blocks in host memory, if there are to be such."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from blink.engine.device_scheduler import DeviceArrays, DeviceScheduler
-from blink.kernels.batch import Batch, map_batch
+from blink.kernels.batch import Batch, Param, map_batch
 from blink.kernels.gpu.comm.pull_batch import pull_batch
 from blink.plan.site import Bucket
 from blink.region.layout import FOLLOWER_PROGRAM, StepKind
@@ -59,8 +59,8 @@ class PulledBatches:
             spans = torch.tensor([*self._list_spans(*key)], dtype=torch.int32)
             self._spans[key] = spans.to(self._arrays.memory.device)
         memory, batch, own = self._arrays.memory, self._sources[kind], self.batches[kind]
-        sizes = size.rows, self._block_size
-        pull_batch(self._source.memory, memory, self._spans[key], batch, own, *sizes, adapters=size.adapters)
+        sizes, param = (size.rows, self._block_size), int(Param.ADAPTER) if size.adapters else None
+        pull_batch(self._source.memory, memory, self._spans[key], batch, own, *sizes, param)
         return own
 
     def _list_spans(self, kind: StepKind, size: Bucket) -> Iterable[tuple[int, int]]:

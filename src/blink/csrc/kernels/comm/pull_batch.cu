@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies a step's batch from the memory of the scheduler's GPU to another one, whose graphs begin with it. What the
-// model reads of its slots is copied too: tables, and which adapters they have.
+// model reads of its slots is copied too: tables, and a parameter.
 #include "kernels/args.h"
 #include "kernels/common/ptx.cuh"
 
@@ -12,9 +12,9 @@ __device__ inline void copy_words(uint32_t* to, const uint32_t* from, int count,
   for (int i = first; i < count; i += step) to[i] = load_relaxed(from[i]);
 }
 
-// Copy which adapter a slot has.
-__device__ inline void pull_adapter(const PullArgs& args, int slot) {
-  const long place = long(slot) * args.param_words + args.adapter_word;
+// Copy a parameter of a slot.
+__device__ inline void pull_param(const PullArgs& args, int slot) {
+  const long place = long(slot) * args.param_words + args.param;
   args.own_params[place] = load_relaxed(args.params[place]);
 }
 
@@ -30,7 +30,7 @@ __device__ inline void pull_row(const PullArgs& args, int row) {
   };
   pull(args.own_tables, args.tables);
   if (args.window_tables != nullptr) pull(args.own_window_tables, args.window_tables);
-  if (args.params != nullptr && threadIdx.x == 0) pull_adapter(args, slot);
+  if (args.params != nullptr && threadIdx.x == 0) pull_param(args, slot);
 }
 
 // Grid: kSpanBlocks, then a block for each row.
