@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.adapters.modules import Module
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.kernels.lora import GroupedUpdates, LowRank, TokenUpdates, Updates, WeightParts
+from blink.models.weights.cuts import Cut
 from blink.plan.site import Bucket
 
 update = pytest.importorskip("blink.kernels.gpu.lora.update")
@@ -131,6 +133,27 @@ def test_updates_equal_those_of_one_adapter_after_the_other(
         assert torch.equal(result.cpu()[untouched], base[untouched]), "a token without an adapter was changed"
     other = torch.empty(1)
     assert found.add(other, other, other) is other
+
+
+def test_parts_of_two_ranks_make_the_whole_update(device: torch.device) -> None:
+    """Each memory takes its own part of what all ranks are given: of rows of a matrix, and of columns of another."""
+    (out, size), tokens, draw = (64, 96), 5, torch.Generator().manual_seed(4)
+    down, up, x = (torch.randn(*shape, generator=draw) for shape in ((8, size), (out, 8), (tokens, size)))
+    spans = torch.arange(out).chunk(2), torch.arange(size).chunk(2)
+    by_rows = [Module(torch.empty(32, size), slice(0, 32), (32, size), None, Cut(0, out, own)) for own in spans[0]]
+    by_columns = [Module(torch.empty(out, 48), slice(0, out), (out, 48), None, Cut(1, size, own)) for own in spans[1]]
+    given = {id(one.weight): [LowRank(one.rows, *one.take(down, up))] for one in (*by_rows, *by_columns)}
+    batch, like = to_device(make_batch([1], [tokens], 1, tokens), device), torch.empty(0, device=device)
+    bucket = Bucket(tokens, 1, decoding=False, adapters=True)
+    rows, total = list[Tensor](), torch.zeros(tokens, out, device=device)
+    for modules, columns in zip(zip(by_rows, by_columns, strict=True), spans[1], strict=True):
+        weights = {id(one.weight): WeightParts(one.shape, (one.rows,)) for one in modules}
+        found = make_adapters(weights, [given], 8, like, pages=False).find(batch, bucket)
+        rows.append(found.add(torch.zeros(tokens, 32, device=device), x.to(device), modules[0].weight))
+        total = found.add(total, x[:, columns].contiguous().to(device), modules[1].weight)
+    expected = x @ down.T @ up.T
+    torch.testing.assert_close(torch.cat(rows, 1).cpu(), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(total.cpu(), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device) -> None:
