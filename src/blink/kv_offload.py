@@ -41,26 +41,27 @@ class OffloadConfig:
     @property
     def is_on(self) -> bool:
         """Whether blocks are kept in host memory."""
-        return bool(self._sizes(1))
+        return bool(self._sizes(1, 1))
 
-    def host_bytes(self, cache_bytes: int) -> int:
-        """Return the host memory for blocks, beside a KV cache of so many bytes; 0: none.
+    def host_bytes(self, cache_bytes: int, num_ranks: int = 1) -> int:
+        """Return the host memory for blocks of all ranks, each of which has a KV cache of so many bytes; 0: none.
 
         Raises:
             ConfigError: several options ask for it.
         """
-        sizes = self._sizes(cache_bytes)
+        sizes = self._sizes(cache_bytes, num_ranks)
         if len(sizes) > 1:
             raise ConfigError(f"{' and '.join(sizes)} ask for the same: leave one out")
         return next(iter(sizes.values()), 0)
 
-    def _sizes(self, cache_bytes: int) -> dict[str, int]:
-        """Return what each option asks for."""
+    def _sizes(self, cache_bytes: int, num_ranks: int) -> dict[str, int]:
+        """Return what each option asks for: vLLM's for all ranks together, SGLang's for each of them."""
         by_ratio = max(int(cache_bytes * self.hicache_ratio), 1)
+        of_rank = self.hicache_size * 10**9 or by_ratio
         sizes = {
             "--kv-offloading-size": int(self.kv_offloading_size * (1 << 30)),
             _FLAG: read_transfer(parse_object("kv_transfer_config", self.kv_transfer_config)),
-            "--enable-hierarchical-cache": self.hicache_size * 10**9 or by_ratio,
+            "--enable-hierarchical-cache": of_rank * num_ranks,
         }
         if not self.enable_hierarchical_cache:
             del sizes["--enable-hierarchical-cache"]

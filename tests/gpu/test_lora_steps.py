@@ -17,6 +17,7 @@ from test_decode_kernels import error, make_batch, make_decoder, on_gpu
 from blink.adapters.modules import find_weights
 from blink.kernels.batch import Param
 from blink.kernels.gpu.device import has_clusters
+from blink.kernels.gpu.lora import paging
 from blink.kernels.gpu.lora.memory import GpuAdapters
 from blink.kernels.lora import LowRank
 from blink.models.decoder import Decoder
@@ -52,7 +53,8 @@ def hold_adapters(decoder: Decoder) -> GpuAdapters:
             ]
             for key, parts in weights.items()
         })  # fmt: skip
-        adapters.copy_ordered(torch.tensor([index, index, 1, 0], dtype=torch.int32, device=decoder.device))
+        order = torch.tensor([index, index, 1, 0], dtype=torch.int32, device=decoder.device)
+        paging.copy_ordered([adapters.places], order)
     return adapters
 
 

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink.adapters.modules import Module
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.kernels.lora import GroupedUpdates, LowRank, TokenUpdates, Updates, WeightParts
+from blink.models.weights.cuts import Cut
 from blink.plan.site import Bucket
 
 update = pytest.importorskip("blink.kernels.gpu.lora.update")
@@ -56,7 +58,7 @@ def make_adapters(
 def copy_to_slot(adapters: Any, index: int, slot: int, device: torch.device) -> None:
     """Copy an adapter as the scheduler orders it."""
     order = torch.tensor([index, slot, 7, 6], dtype=torch.int32, device=device)
-    adapters.copy_ordered(order)
+    paging.copy_ordered([adapters.places], order)
 
 
 def make_batch(row_adapters: Sequence[int], lengths: Sequence[int], num_adapters: int, tokens: int) -> Batch:
@@ -147,6 +149,27 @@ def test_programs_of_few_tokens_take_wide_tiles_of_a_wide_weight(device: torch.d
     torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_parts_of_two_ranks_make_the_whole_update(device: torch.device) -> None:
+    """Each memory takes its own part of what all ranks are given: of rows of a matrix, and of columns of another."""
+    (out, size), tokens, draw = (64, 96), 5, torch.Generator().manual_seed(4)
+    down, up, x = (torch.randn(*shape, generator=draw) for shape in ((8, size), (out, 8), (tokens, size)))
+    spans = torch.arange(out).chunk(2), torch.arange(size).chunk(2)
+    by_rows = [Module(torch.empty(32, size), slice(0, 32), (32, size), None, Cut(0, out, own)) for own in spans[0]]
+    by_columns = [Module(torch.empty(out, 48), slice(0, out), (out, 48), None, Cut(1, size, own)) for own in spans[1]]
+    given = {id(one.weight): [LowRank(one.rows, *one.take(down, up))] for one in (*by_rows, *by_columns)}
+    batch, like = to_device(make_batch([1], [tokens], 1, tokens), device), torch.empty(0, device=device)
+    bucket = Bucket(tokens, 1, decoding=False, adapters=True)
+    rows, total = list[Tensor](), torch.zeros(tokens, out, device=device)
+    for modules, columns in zip(zip(by_rows, by_columns, strict=True), spans[1], strict=True):
+        weights = {id(one.weight): WeightParts(one.shape, (one.rows,)) for one in modules}
+        found = make_adapters(weights, [given], 8, like, pages=False).find(batch, bucket)
+        rows.append(found.add(torch.zeros(tokens, 32, device=device), x.to(device), modules[0].weight))
+        total = found.add(total, x[:, columns].contiguous().to(device), modules[1].weight)
+    expected = x @ down.T @ up.T
+    torch.testing.assert_close(torch.cat(rows, 1).cpu(), expected, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(total.cpu(), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device) -> None:
     weight, like = torch.empty(QKV.shape), torch.empty(0, device=device)
     large = {id(weight): draw_updates(QKV, 16, seed=1)}
@@ -164,16 +187,19 @@ def test_an_adapter_is_written_whole_over_the_one_before_it(device: torch.device
 
 
 def test_a_copy_goes_to_its_slot_alone_and_only_once(device: torch.device) -> None:
-    size = 3 * 24 * 4096 + 32  # more than the programs read at once, and a rest
-    held = torch.arange(3 * size, dtype=torch.int32).reshape(3, size)
-    held = held.pin_memory() if device.type == "cuda" else held
-    slots = torch.zeros(2, size, dtype=torch.int32, device=device)
+    """The parts of all ranks go by one order."""
+    places: list[tuple[Tensor, Tensor]] = []
+    for size in (3 * 24 * 4096 + 32, 64):  # more than the programs read at once, and a rest; little
+        held = torch.arange(3 * size, dtype=torch.int32).reshape(3, size)
+        held = held.pin_memory() if device.type == "cuda" else held
+        places.append((held, torch.zeros(2, size, dtype=torch.int32, device=device)))
     order = torch.tensor([2, 1, 5, 5], dtype=torch.int32, device=device)
-    paging.copy_ordered(held, slots, order)
-    assert not slots.any()
+    paging.copy_ordered(places, order)
+    assert not any(slots.any() for _, slots in places)
     order[2] = 6
-    paging.copy_ordered(held, slots, order)
-    assert torch.equal(slots.cpu(), torch.stack((torch.zeros_like(held[2]), held[2])))
+    paging.copy_ordered(places, order)
+    for held, slots in places:
+        assert torch.equal(slots.cpu(), torch.stack((torch.zeros_like(held[2]), held[2])))
     assert order.tolist() == [2, 1, 6, 6]
 
 

@@ -55,6 +55,7 @@ CASES = [
     Case("llama-3-8b", "bf16", 2),
     Case("llama-3-8b", "fp8", 2),
     Case("qwen3-30b-a3b", "fp8-block", 4),
+    Case("qwen3-235b-a22b", "fp8-block", 8),
 ]
 
 

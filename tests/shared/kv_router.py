@@ -49,13 +49,16 @@ class RouterEnd:
         return found
 
 
-def check_predictions(model: Path, device: str, monkeypatch: pytest.MonkeyPatch, num_requests: int) -> None:
+def check_predictions(
+    model: Path, device: str, monkeypatch: pytest.MonkeyPatch, num_requests: int, **more: Any
+) -> None:
     """See that each request finds what the events say, in a cache too small for all of them."""
     monkeypatch.setattr("blink.engine.kv_publisher.KvPublisher", RouterEnd)
     script = random.Random(5)
     starts = [[script.randrange(5, 100) for _ in range(70)] for _ in range(6)]
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     options: dict[str, Any] = {"num_gpu_blocks_override": 24, "max_model_len": 160, "skip_tokenizer_init": True}
+    options |= more
     settings = {"enable_kv_cache_events": True}
     with LLM(str(model), device=device, dtype="float32", max_num_seqs=2, kv_events_config=settings, **options) as llm:
         router, hits = RouterEnd.made, 0

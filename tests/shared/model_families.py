@@ -409,10 +409,10 @@ def count_parameters(model: Any) -> int:
     return sum(weight.numel() for name, weight in weights if not any(one in name for one in others))
 
 
-def save_model(name: str, path: Path) -> Any:
-    """Write the model of a family as a directory of several shards and return it."""
+def save_model(name: str, path: Path, **changes: Any) -> Any:
+    """Write the model of a family as a directory of several shards and return it; changes: of its config."""
     torch.manual_seed(30)
-    model = make_model({**SMALL, **FAMILIES[name]})
+    model = make_model({**SMALL, **FAMILIES[name], **changes})
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
             if weight_name.endswith("A_log"):  # as larger ones start, all is forgotten within two tokens

@@ -210,15 +210,19 @@ def test_steps_with_guesses_have_graphs_of_their_own_and_blocks_behind_the_other
 
 def test_copies_are_captured_only_where_the_scheduler_orders_them(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = gpu_adapters.GpuAdapters
-    monkeypatch.setattr(memory, "copy_ordered", lambda _, order: log.append(f"copy by {len(order)} words"))
+
+    def copy(places: list[Any], order: torch.Tensor) -> None:
+        log.append(f"copy to {len(places)} GPUs by {len(order)} words")
+
+    monkeypatch.setattr(gpu_adapters, "copy_ordered", copy)
     order, like, scheduler = torch.zeros(4, dtype=torch.int32), torch.empty(0), Mock()
     for upload in (lambda target, source: target.copy_(source), None):
-        adapters = memory({1: WeightParts((32, 16), (slice(0, 32),))}, 2, 2, 16, like, upload)
-        gpu_adapters.capture_copies(scheduler, adapters, order)
-    assert log == ["copy by 4 words"]
+        stores = [memory({1: WeightParts((32, 16), (slice(0, 32),))}, 2, 2, 16, like, upload) for _ in range(2)]
+        gpu_adapters.capture_copies(scheduler, stores, order)
+    assert log == ["copy to 2 GPUs by 4 words"]
     scheduler.capture_copy.assert_called_once()
     scheduler.capture_copy.call_args.args[0]()
-    assert log == ["copy by 4 words"] * 2
+    assert log == ["copy to 2 GPUs by 4 words"] * 2
 
 
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,7 @@ BUILT = [
             "models/weights/rank_reader.py",
         ),
         beyond=12,  # the planner's sites, plans of one rank, and each way in which weights are stored
+        since=("adapters/modules.py", "engine/host_tier.py"),
     ),
     Built(
         "LoRA adapters",
@@ -141,7 +142,13 @@ BUILT = [
             "runner/gpu_updates.py",
         ),
         beyond=17,  # its words in the API, in region and scheduler, and in each step
-        since=("api/openai/ggml_options.py", "csrc/scheduler/sequence.h"),
+        since=(
+            "api/openai/ggml_options.py",
+            "csrc/scheduler/sequence.h",
+            "engine/device_follower.py",
+            "engine/gpu_group.py",
+            "engine/ranks.py",
+        ),
         elsewhere=("models/families/",),
     ),
     Built(

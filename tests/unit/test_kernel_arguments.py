@@ -70,7 +70,8 @@ OFFSETS = {
     "EndStepArgs": "ranks 0 failed 32 end 40",
     "PullArgs": (
         "source 0 to 8 spans 16 row_slots 24 context_lens 32 tables 40 own_tables 48 window_tables 56 "
-        "own_window_tables 64 num_spans 72 max_blocks 76 block_size 80 end 88"
+        "own_window_tables 64 params 72 own_params 80 num_spans 88 max_blocks 92 block_size 96 param_words 100 "
+        "param 104 end 112"
     ),
     "ConstrainArgs": (
         "header 0 row_slots 8 context_lens 16 params 24 tokens 32 stop_tokens 40 automata 48 places 56 token_starts "

@@ -55,5 +55,8 @@ def test_an_llm_refuses_events_that_blink_does_not_have(model: str) -> None:
         LLM(model, kv_events_config={"enable_kv_cache_events": True, "publisher": "kafka"}, **SIZES)
 
 
-def test_a_router_predicts_each_hit_in_a_cache_that_is_too_small(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_predictions(Path(model), "cpu", monkeypatch, 30)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_router_predicts_each_hit_in_a_cache_that_is_too_small(
+    ranks: int, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_predictions(Path(model), "cpu", monkeypatch, 30, tensor_parallel_size=ranks, cpu_threads=2)

@@ -3,23 +3,26 @@
 
 from __future__ import annotations
 
-import random
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from blink import LLM, SamplingParams
-from blink.config import EngineConfig
+from blink import LLM
+from blink.config import EngineConfig, ModelConfig
+from blink.engine import boot
 from blink.engine.boot import create_engine
+from blink.engine.cpu import CpuEngine
 from blink.engine.host_tier import runs_of
 from blink.errors import ConfigError
 from blink.kernels.layer_cache import LayerCache
 from blink.kv_offload import OffloadConfig, read_transfer
+from blink.lora_config import LoraConfig
 from model_families import save_model
+from returning_prompts import GREEDY, answer, make_batches
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 OPTIONS: dict[str, Any] = {
     "device": "cpu",
     "dtype": "float32",
@@ -37,23 +40,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def make_batches() -> list[list[list[int]]]:
-    """Prompts in turns: beginnings that come again after others, and ends of their own."""
-    script = random.Random(3)
-    starts = [[script.randrange(5, 100) for _ in range(160)] for _ in range(6)]
-    ends = ([script.randrange(5, 100) for _ in range(10)] for _ in range(1000))
-    return [[[*start, *next(ends)] for start in script.sample(starts, 3)] for _ in range(8)]
-
-
-def answer(llm: LLM) -> list[list[int]]:
-    batches = (llm.generate(batch, GREEDY, use_tqdm=False) for batch in make_batches())
-    return [list(output.outputs[0].token_ids) for batch in batches for output in batch]
-
-
 @pytest.fixture(scope="module")
 def expected(model: str) -> list[list[int]]:
     with LLM(model, num_gpu_blocks_override=1000, enable_prefix_caching=False, **OPTIONS) as llm:
-        return answer(llm)
+        return [*answer(llm, 8)]
 
 
 @pytest.mark.parametrize(
@@ -63,15 +53,17 @@ def expected(model: str) -> list[list[int]]:
         {"kv_transfer_config": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
                                 "kv_connector_extra_config": {"cpu_bytes_to_use": 64 << 20}}},
         {"enable_hierarchical_cache": True, "hicache_ratio": 4.0},
+        {"kv_offloading_size": 64 * MIB, "tensor_parallel_size": 2},
+        {"kv_offloading_size": 64 * MIB, "tensor_parallel_size": 4, "segment_ms": 0.01},
     ],
-    ids=["vllm", "connector", "sglang"],
+    ids=["vllm", "connector", "sglang", "ranks", "copied-heads"],
 )  # fmt: skip
 def test_answers_are_those_of_a_cache_with_room_for_all(
     model: str, expected: list[list[int]], options: dict[str, Any]
 ) -> None:
     """All prompts together take three times the KV cache."""
     with LLM(model, num_gpu_blocks_override=34, **OPTIONS, **options) as llm:
-        assert answer(llm) == expected
+        assert [*answer(llm, 8)] == expected
         stats = llm.stats()
         assert stats["host_hits"] > 500 and stats["host_blocks_stored"] > 30
         assert stats["host_queries"] >= stats["host_hits"]
@@ -79,7 +71,7 @@ def test_answers_are_those_of_a_cache_with_room_for_all(
 
 def test_a_restored_prefix_is_told_of_as_cached(model: str) -> None:
     with LLM(model, num_gpu_blocks_override=20, kv_offloading_size=64 * MIB, **OPTIONS) as llm:
-        first, *others = make_batches()[0]
+        first, *others = make_batches(1)[0]
         llm.generate([first], GREEDY, use_tqdm=False)
         llm.generate(others, GREEDY, use_tqdm=False)
         (output,) = llm.generate([first], GREEDY, use_tqdm=False)
@@ -89,11 +81,11 @@ def test_a_restored_prefix_is_told_of_as_cached(model: str) -> None:
 
 def test_an_engine_that_slept_restores_nothing_of_before(model: str, expected: list[list[int]]) -> None:
     with LLM(model, num_gpu_blocks_override=34, kv_offloading_size=64 * MIB, **OPTIONS) as llm:
-        answer(llm)
+        _ = [*answer(llm, 8)]
         llm.sleep(level=1)
         assert llm.stats()["num_host_blocks_used"] == 0
         llm.wake_up()
-        assert answer(llm) == expected
+        assert [*answer(llm, 8)] == expected
 
 
 def test_copies_of_one_direction_run_together_and_the_last_to_a_target_counts() -> None:
@@ -129,11 +121,29 @@ def test_two_options_for_the_same_are_refused() -> None:
     assert OffloadConfig(enable_hierarchical_cache=True, hicache_size=3).host_bytes(1 << 20) == 3 * 10**9
 
 
+def test_vllm_counts_all_ranks_and_sglang_each() -> None:
+    assert OffloadConfig(kv_offloading_size=1).host_bytes(1 << 20, 4) == 1 << 30
+    assert OffloadConfig(enable_hierarchical_cache=True).host_bytes(1 << 20, 4) == 8 << 20
+    assert OffloadConfig(enable_hierarchical_cache=True, hicache_size=3).host_bytes(1 << 20, 4) == 12 * 10**9
+
+
+def test_ranks_keep_as_many_blocks_as_one_in_the_same_memory(model: str) -> None:
+    counts: list[int] = []
+    for ranks in (1, 2):
+        described = ModelConfig(model=model, max_model_len=256)
+        offload, region = OffloadConfig(kv_offloading_size=MIB), f"offload-{os.getpid()}-{ranks}"
+        sizes: dict[str, Any] = {"num_gpu_blocks_override": 34, "max_num_seqs": 4, "tensor_parallel_size": ranks}
+        engine = CpuEngine(EngineConfig(model=described, device="cpu", region=region, kv_offload=offload, **sizes))
+        counts.append(int(engine._geometry["num_host_blocks"]))
+        engine._end_followers()
+        engine.remove_region()
+    assert counts[0] == counts[1] == (1 << 20) // (16 * 3 * 2 * 2 * 32 * 2)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"enable_prefix_caching": False}, "without the prefix cache"),
-        ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
         ({"kv_offloading_size": 1e-9}, "hold no block"),
         ({"kv_offloading_size": 1e6}, "do not fit"),
     ],
@@ -154,6 +164,20 @@ def test_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="a GPU's KV cache keeps no blocks in host memory yet"):
         create_engine(EngineConfig(device="cuda", kv_offload=OffloadConfig(kv_offloading_size=1)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"kv_offload": OffloadConfig(kv_offloading_size=1)}, {"lora": LoraConfig(enable_lora=True)}],
+    ids=["blocks", "adapters"],
+)
+def test_ranks_on_gpus_are_refused_what_has_not_run_there(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(boot, "HAS_RUN_ON_GPU", True)
+    with pytest.raises(ConfigError, match=r"(--kv-offloading-size|--enable-lora) has not run on several GPUs yet"):
+        create_engine(EngineConfig(device="cuda", tensor_parallel_size=2, **options))
 
 
 def test_the_layers_of_a_group_are_seen_as_one_memory() -> None:

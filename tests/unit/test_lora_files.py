@@ -33,7 +33,7 @@ Q_DOWN, Q_UP = (f"{PREFIX}model.layers.0.self_attn.q_proj.lora_{half}.weight" fo
 
 
 def read(folder: Path, max_rank: int = 16, dtype: torch.dtype = torch.float32) -> Adapter:
-    return read_adapter(folder, MODULES, max_rank, torch.empty(0, dtype=dtype))
+    return read_adapter(folder, [MODULES], max_rank, torch.empty(0, dtype=dtype))
 
 
 def refusal(folder: Path, max_rank: int = 16) -> str:
@@ -54,7 +54,7 @@ def test_the_updates_are_those_of_the_files_scaled_and_in_the_weights_order(tmp_
         assert torch.equal(one.down, other.down)
         assert torch.equal(one.up, other.up * 2)
     unordered = MODULES | {"layers.0.self_attn.k_proj": Module(QKV, slice(8, 16), (8, 8), None)}
-    same = read_adapter(tmp_path, unordered, 16, torch.empty(0)).updates[id(QKV)][0]
+    same = read_adapter(tmp_path, [unordered], 16, torch.empty(0)).updates[id(QKV)][0]
     assert torch.equal(same.up.flip(0), key.up)
     assert adapter.num_bytes == 4 * 4 * (16 + 16 + 24)
 

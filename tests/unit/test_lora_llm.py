@@ -33,7 +33,7 @@ def test_eight_adapters_and_none_in_one_batch_are_each_as_alone(models: Models) 
         llm.reset_prefix_cache()
         before = llm.stats()["num_steps"]
         assert generate(llm, PROMPTS, loras) == alone
-        assert llm.stats()["num_steps"] - before < 2 * GREEDY.max_tokens  # pyright: ignore[reportOperatorIssue]
+        assert llm.stats()["num_steps"] - before < 4 * GREEDY.max_tokens  # pyright: ignore[reportOperatorIssue]
         assert len({tuple(generate(llm, PROMPTS[:1], lora)[0]) for lora in loras}) == 9
         outputs = llm.generate(PROMPTS[:1], GREEDY, use_tqdm=False, lora_request=models.adapters[2])
         assert outputs[0].lora_request is outputs[0].outputs[0].lora_request is models.adapters[2]
@@ -107,8 +107,6 @@ def test_what_takes_no_adapters_yet_says_so(models: Models) -> None:
     )
     with pytest.raises(ConfigError, match="other machines"):
         create_engine(replace(plain, rdma_listen="127.0.0.1:0"))
-    with pytest.raises(ConfigError, match="--tensor-parallel-size"):
-        create_engine(replace(plain, tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="--deterministic"):
         create_engine(replace(plain, deterministic=True))
     with pytest.raises(ConfigError, match="must be at least --max-loras"):

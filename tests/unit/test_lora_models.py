@@ -35,12 +35,13 @@ def generate(llm: LLM, prompts: list[list[int]], lora: Any = None) -> list[list[
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def check_family(name: str, folder: Path, count: int) -> None:
+def check_family(name: str, folder: Path, count: int, ranks: int = 1) -> None:
+    """Compare a model with an adapter, on so many ranks, with one that it is merged into, on one."""
     model, prompts = save_model(name, folder / "base"), make_prompts(count)
     adapter = write_adapter(folder / "adapter", find_targets(model), seed=7, use_rslora=True)
     merge(model, adapter)
     model.save_pretrained(folder / "merged")
-    with open_llm(folder / "base", enable_lora=True) as llm:
+    with open_llm(folder / "base", enable_lora=True, tensor_parallel_size=ranks, cpu_threads=ranks) as llm:
         plain = generate(llm, prompts)
         found = generate(llm, prompts, LoRARequest("one", 1, str(adapter)))
         assert generate(llm, prompts) == plain
@@ -58,6 +59,18 @@ def test_an_adapter_is_as_if_it_were_merged(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
 def test_an_adapter_is_as_if_it_were_merged_in_each_family(name: str, tmp_path: Path) -> None:
     check_family(name, tmp_path, 50)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_rank_has_its_part_of_an_adapter(ranks: int, tmp_path: Path) -> None:
+    """With four, two ranks have copies of each head of keys."""
+    check_family("llama-3.1", tmp_path, 8, ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
+def test_each_rank_has_its_part_of_an_adapter_in_each_family(name: str, tmp_path: Path) -> None:
+    check_family(name, tmp_path, 50, 2)
 
 
 def test_the_families_exist() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +91,42 @@ def test_doctor_says_what_each_gpu_would_hold() -> None:
     findings = {one.subject: one.text for one in examine_given_model(str(LARGE), PlanConfig(gpu="h100"))}
     assert "2: 65.7 GiB and 2483 KV blocks; 4: 32.9 GiB and" in findings["GPUs"]
     assert "1: 131.4 GiB and too little room" in findings["GPUs"]
+
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+@pytest.fixture
+def blocks_of_experts(tmp_path: Path) -> Path:
+    """Qwen3-235B as its FP8 checkpoint is: 1,536 columns of an expert are no eight whole blocks, but four."""
+    config = json.loads((CONFIGS / "qwen3-235b-a22b" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": BLOCKS}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("size", "has", "experts"), [(4, "parts of 128 experts", 128 / 4), (8, "16 whole experts of 128", 16)]
+)
+def test_doctor_judges_the_part_of_a_rank(size: int, has: str, experts: float, blocks_of_experts: Path) -> None:
+    options = PlanConfig(gpu="h100", tensor_parallel_size=size)
+    findings = {one.subject: one for one in examine_given_model(str(blocks_of_experts), options)}
+    assert f"one of {size} ranks, with {has};" in findings["rank"].text
+    layers, hidden, width = 94, 4096, 1536
+    of_experts = layers * experts * 3 * hidden * width * (1 + 4 / 128)  # each row with its blocks' scales
+    attention = layers * hidden * 128 * (64 * 2 / size + 2)
+    others = 2 * (layers * 128 * hidden + 2 * 151936 * hidden / size)  # routers and the vocabulary
+    assert all(one.level == "ok" for one in findings.values())
+    shown = float(findings["weights"].text.split(" GiB")[0]) * 2**30
+    assert shown == pytest.approx(of_experts + attention * (1 + 8 / 128) + others, rel=2e-3)
+    read = float(findings["speed"].text.split(": ")[1].split(" GiB")[0]) * 2**30
+    of_token = of_experts * 8 / 128 + attention * (1 + 4 / 128) + others - 2 * 151936 * hidden / size
+    of_token -= 2 * layers * 120 * hidden  # of the router the rows of chosen experts are counted
+    assert read == pytest.approx(of_token, rel=2e-3)
+
+
+def test_a_size_that_does_not_divide_fails_with_those_that_do(blocks_of_experts: Path) -> None:
+    [finding] = examine_given_model(str(blocks_of_experts), PlanConfig(gpu="h100", tensor_parallel_size=3))
+    assert finding.level == "fail" and "sizes that fit: 1, 2, 4, 8" in finding.text
 
 
 def test_parts_of_an_output_layer_are_counted_once() -> None:

@@ -89,7 +89,8 @@ def test_requests_wait_for_the_end_of_a_pause(site: Site) -> None:
     run(site, play)
 
 
-def test_a_running_stream_is_kept_or_ended(site: Site) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_running_stream_is_kept_or_ended(site: Site, ranks: int) -> None:
     async def play(llm: AsyncLLM) -> None:
         for mode in ("keep", "retract", "abort"):
             stream = llm.generate(PROMPT, _params(30), mode)
@@ -104,7 +105,7 @@ def test_a_running_stream_is_kept_or_ended(site: Site) -> None:
             assert reason == ("abort" if mode == "abort" else "length")
             assert tokens == site.of_first[: len(tokens)]
 
-    run(site, play, tpot_target_ms=20)
+    run(site, play, tpot_target_ms=20, tensor_parallel_size=ranks)
 
 
 async def _drain(stream: Any) -> tuple[list[int], str | None]:

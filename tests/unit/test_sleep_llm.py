@@ -164,6 +164,14 @@ def test_unknown_levels_tags_and_modes_are_refused(llm: LLM, call: Any) -> None:
     assert not llm.is_paused()
 
 
+def test_an_engine_of_several_ranks_says_that_it_takes_no_other_weights(site: Site) -> None:
+    with LLM(str(site.first), **OPTIONS, tensor_parallel_size=2) as ranks:
+        for call in (ranks.sleep, lambda: ranks.update_weights_from_disk(str(site.second))):
+            with pytest.raises(BadRequestError, match="without such options as --tensor-parallel-size"):
+                call()
+        assert not ranks.is_paused() and generate(ranks) == site.of_first
+
+
 @pytest.mark.parametrize("cycles", [8, pytest.param(100, marks=pytest.mark.long)])
 def test_cycles_of_sleep_leave_memory_as_it_was(site: Site, llm: LLM, cycles: int) -> None:
     def cycle(level: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,12 +33,17 @@ _ROOM_SECONDS = 30.0  # until an adapter is there that nobody uses
 class AdapterMemory:
     """Hold adapters by index. load() and unload() may be called from any thread."""
 
-    def __init__(self, region: Region, model: Decoder, config: LoraConfig, store: AdapterStore) -> None:
-        """Prepare for the adapters of a model; none is there yet. store: where the model reads them."""
-        self._modules, self._max_rank = list_modules(model), config.max_lora_rank
-        self._like = torch.empty(0, dtype=model.dtype)
+    def __init__(
+        self, region: Region, ranks: Sequence[Decoder], config: LoraConfig, stores: Sequence[AdapterStore]
+    ) -> None:
+        """Prepare for the adapters of a model; none is there yet.
+
+        ranks: the parts of the model; stores: where each reads its part of an adapter.
+        """
+        self._modules, self._max_rank = [list_modules(model) for model in ranks], config.max_lora_rank
+        self._like = torch.empty(0, dtype=ranks[0].dtype)
         self._words = _Words(region, config.num_adapters)
-        self._store = store
+        self._stores = stores
         self._held: list[Held | None] = [None] * config.num_adapters
         self._unused = [0] * config.num_adapters  # each one's last use when somebody asked for it
         self._contents: dict[bytes, int] = {}  # a number for each content that ever was: none names another's blocks
@@ -84,12 +90,14 @@ class AdapterMemory:
         for index, held in enumerate(self._held):
             if held is not None and not self._is_offered(held) and self._words.load(index, "seen") == 0:
                 self._held[index] = None
-                self._store.clear(index)
+                for store in self._stores:
+                    store.clear(index)
 
     def _place(self, index: int, adapter: Adapter) -> Held:
         self._num_loads += 1
         content = self._contents.setdefault(adapter.content, len(self._contents) + 1)
-        self._store.put(index, adapter.updates)
+        for store in self._stores:
+            store.put(index, adapter.updates)
         held = self._held[index] = Held(index, self._num_loads, adapter.content.hex())
         self._unused[index] = self._words.load(index, "last_use")
         self._words.store(index, "content", content)

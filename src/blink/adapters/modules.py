@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -18,17 +18,33 @@ from blink.models.families.base import Family
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.layers import LayerSpec
 from blink.models.mlps import DenseMlp
+from blink.models.spec import ModelSpec
+from blink.models.weights.cuts import Cut, Cuts, Whole
 from blink.models.weights.decoder_loader import list_projections, order_rows
+
+_ALL = Whole()
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """A matrix of a checkpoint: some rows of a weight."""
+    """A matrix of a checkpoint, or a rank's part of it: some rows of a weight."""
 
     weight: Weight
     rows: slice  # of the weight
-    shape: tuple[int, int]  # out and in, as files have them
-    order: Tensor | None  # which of the file's rows are the weight's; None: all, as they are
+    shape: tuple[int, int]  # out and in, of the part
+    order: Tensor | None  # which of the part's rows are the weight's; None: all, as they are
+    cut: Cut | Whole = _ALL  # what the part is of the file's matrix
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Out and in, as files have them."""
+        return self.cut.widen(self.shape)
+
+    def take(self, down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the part's A [rank, in] and B [rows, rank] of a file's."""
+        if isinstance(self.cut, Cut):
+            down, up = (down, self.cut.take(up)) if self.cut.dim == 0 else (self.cut.take(down), up)
+        return down, up if self.order is None else up[self.order]
 
 
 def find_weights(model: Decoder) -> Mapping[int, WeightParts]:
@@ -52,12 +68,20 @@ def list_modules(model: Decoder) -> Mapping[str, Module]:
 
     Those of experts, latent attention, recurrent layers, embeddings and the output layer are not among them.
     """
-    family = FAMILIES[model.spec.architecture]
+    family, find_cut = FAMILIES[model.spec.architecture], _choose_cuts(model.spec)
     found: dict[str, Module] = {}
     for index, (spec, weights) in enumerate(zip(model.spec.layers, model.layers, strict=True)):
         for name, module in _list_layer(spec, weights, family, model.spec.hidden_size):
-            found[f"layers.{index}.{family.tensor_names.get(name, name)}"] = module
+            cut = find_cut(f"model.layers.{index}.{name}.weight")
+            found[f"layers.{index}.{family.tensor_names.get(name, name)}"] = replace(module, cut=cut)
     return found
+
+
+def _choose_cuts(spec: ModelSpec) -> Callable[[str], Cut | Whole]:
+    """Return what finds the cuts of a model, or of a rank's part of one, by tensors' names."""
+    if spec.whole is None:
+        return lambda _: _ALL
+    return Cuts(spec.whole, spec.shard, spec.whole.scaled_columns).find
 
 
 def _list_layer(spec: LayerSpec, weights: LayerWeights, family: Family, hidden: int) -> Iterator[tuple[str, Module]]:

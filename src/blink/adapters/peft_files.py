@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -47,8 +47,10 @@ class _Pair:
     up: str
 
 
-def read_adapter(folder: Path, modules: Mapping[str, Module], max_rank: int, like: Tensor) -> Adapter:
+def read_adapter(folder: Path, ranks: Sequence[Mapping[str, Module]], max_rank: int, like: Tensor) -> Adapter:
     """Read an adapter of a model's modules into tensors of the type and device of another.
+
+    ranks: the modules of each rank, of which each gets its part.
 
     Raises:
         BadRequestError: a file is damaged, does not fit the model or asks for what is not done here; the message names
@@ -62,33 +64,31 @@ def read_adapter(folder: Path, modules: Mapping[str, Module], max_rank: int, lik
         raise refuse(reason)
     try:
         with safe_open(path, framework="pt") as file:
-            return _read(file, config, modules, like)
+            return _read(file, config, ranks, like)
     except BadRequestError:
         raise
     except Exception as error:  # the library's error type is not public
         raise refuse(f"{_FILE} is damaged ({one_line(error)})") from error
 
 
-def _read(file: Any, config: AdapterConfig, modules: Mapping[str, Module], like: Tensor) -> Adapter:
-    pairs = _pair_names(file.keys(), modules)
+def _read(file: Any, config: AdapterConfig, ranks: Sequence[Mapping[str, Module]], like: Tensor) -> Adapter:
+    pairs = _pair_names(file.keys(), ranks[0])
     _check_targets(config, pairs)
     for name, pair in pairs.items():
-        out_size, in_size = modules[name].shape
+        out_size, in_size = ranks[0][name].file_shape
         _check_tensor(file, pair.down, (config.rank, in_size))
         _check_tensor(file, pair.up, (out_size, config.rank))
     digest = blake2b(f"{config.scale!r}".encode(), digest_size=_HASH_BYTES)
     found: defaultdict[int, list[LowRank]] = defaultdict(list)
     for name, pair in sorted(pairs.items()):
-        module = modules[name]
         down, up = (_read_tensor(file, tensor) for tensor in (pair.down, pair.up))
         for tensor in (down, up):
             digest.update(f"{name}:{tensor.dtype}".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         up = up.float().mul_(config.scale)
-        if module.order is not None:
-            up = up[module.order]
-        placed = (tensor.to(like.device, like.dtype).contiguous() for tensor in (down, up))
-        found[id(module.weight)].append(LowRank(module.rows, *placed))
+        for module in (modules[name] for modules in ranks):
+            placed = (tensor.to(like.device, like.dtype).contiguous() for tensor in module.take(down, up))
+            found[id(module.weight)].append(LowRank(module.rows, *placed))
     updates = {weight: tuple(each) for weight, each in found.items()}
     return Adapter(updates, digest.digest(), _count_bytes(updates.values()))
 

@@ -22,7 +22,7 @@ from blink.cli.torch_probe import Gpu, probe_torch
 from blink.config import EngineConfig
 from blink.engine.cache_size import CacheShape
 from blink.engine.geometry import count_slots, fit_sequences, spare_snapshots
-from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES, GpuRoom, list_needs
+from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES, GpuRoom, describe_part, list_needs
 from blink.errors import BlinkError, ConfigError
 from blink.fields import one_line
 from blink.formats.schemes import FP8_ROWS
@@ -57,22 +57,25 @@ def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterat
         path = resolve_model(find_cached(model))
         check_method(path, options.quantization)
         spec = _quantize(read_spec(path), options.quantization)
+        part = spec if gpu is None or path.is_file() else options.take_part(spec)
         stored = _read_precision(path)
     except BlinkError as error:
         yield Finding("fail", "model", error.message)
         return
     yield Finding("ok", "model", f"{FAMILIES[spec.architecture].title}: {_describe(spec)}")
     name, size = ("bfloat16", 2) if gpu else ("float32", 4)
-    weights = count_weights(spec, size, stays_quantized=gpu is not None)
+    weights = count_weights(part, size, stays_quantized=gpu is not None)
     text = f"stored as {stored}, computed in {name} unless --dtype says otherwise"
     if path.is_file() and _keeps_blocks(gpu):
         weights = _count_gguf(path, spec, size)
         text += "; without it quantised matrices stay as they are stored"
     yield Finding("ok", "precision", text)
-    yield Finding("ok", "sequence", _describe_sequence(spec, size))
+    if part.shard.size > 1:
+        yield Finding("ok", "rank", f"{describe_part(part)}; what follows is of its GPU")
+    yield Finding("ok", "sequence", _describe_sequence(part, size))
     share = EngineConfig().gpu_memory_utilization
     room = int(gpu.memory * share) - GRAPH_BYTES if gpu else read_available_memory()
-    yield from _examine_room(spec, room, weights, size, options.max_num_seqs)
+    yield from _examine_room(part, room, weights, size, options.max_num_seqs)
     if gpu and not path.is_file():
         yield _examine_ranks(spec, room, size, options)
     where, bandwidth = (gpu.name, gpu.bandwidth) if gpu else ("these cores", _measure_bandwidth())

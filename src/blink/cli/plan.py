@@ -9,10 +9,11 @@ from typing import Any
 
 from blink.cli.loading import load
 from blink.cli.torch_probe import probe_torch
-from blink.config import EngineConfig, ModelConfig, option
+from blink.config import FITTING_RANKS, EngineConfig, ModelConfig, option
 from blink.errors import ConfigError
 from blink.host.extras import how_to_install
 from blink.hub.localize import find_cached
+from blink.models.spec import ModelSpec
 
 _PACKAGES = ("torch", "triton", "cuda")
 
@@ -35,6 +36,15 @@ class PlanConfig:
     max_num_batched_tokens: int = _same(EngineConfig, "max_num_batched_tokens")
     block_size: int = _same(EngineConfig, "block_size")
     tensor_parallel_size: int = _same(EngineConfig, "tensor_parallel_size")
+
+    def take_part(self, spec: ModelSpec) -> ModelSpec:
+        """Return what the first of the ranks has of a model; all of it where there is one, or as few as it fits.
+
+        Raises:
+            ConfigError: their number does not divide the model.
+        """
+        size = self.tensor_parallel_size
+        return spec if size in (1, FITTING_RANKS) else spec.split(size, spec.scaled_columns)[0]
 
 
 def print_plan(model: str, config: PlanConfig) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from blink.adapters.memory import AdapterMemory
 from blink.adapters.modules import find_weights
@@ -16,7 +16,6 @@ from blink.models.decoder import Decoder
 from blink.region.engine_socket import EngineSocket
 from blink.region.memory import Region
 from blink.runner.adapters import Adapters, HostAdapters
-from blink.runner.run import Runner
 
 MakeAdapters = Callable[[LoraConfig, Decoder, Mapping[int, WeightParts]], Adapters]  # of weights by identity
 
@@ -26,22 +25,26 @@ def make_host_adapters(lora: LoraConfig, model: Decoder, weights: Mapping[int, W
     return HostAdapters(lora.num_adapters)
 
 
-def make_store(config: EngineConfig, model: Decoder, make: MakeAdapters) -> Adapters | None:
-    """Return where a model reads its adapters; None: none are served.
+def make_stores(config: EngineConfig, ranks: Sequence[Decoder], make: MakeAdapters) -> list[Adapters]:
+    """Return where each part of a model reads its adapters; nothing where none are served.
 
     Raises:
         ConfigError: the model has no matrix that an adapter may change, or there is no memory for adapters.
     """
-    return make(config.lora, model, find_weights(model)) if config.lora.enable_lora else None
+    return [make(config.lora, model, find_weights(model)) for model in ranks] if config.lora.enable_lora else []
 
 
-def open_sockets(config: EngineConfig, region: Region, runner: Runner) -> list[EngineSocket]:
+def open_sockets(
+    config: EngineConfig, region: Region, ranks: Sequence[Decoder], stores: Sequence[Adapters]
+) -> list[EngineSocket]:
     """Return what answers frontends about an engine's adapters, which is yet to start; none where none are served.
+
+    stores: of each part of the model.
 
     Raises:
         ConfigError: the socket cannot be made.
     """
-    if runner.adapters is None:
+    if not stores:
         return []
-    memory = AdapterMemory(region, runner.model, config.lora, runner.adapters)
+    memory = AdapterMemory(region, ranks, config.lora, stores)
     return [EngineSocket(config.region, SOCKET, lambda question, _: answer_adapters(memory, question))]

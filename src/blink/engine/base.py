@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
-from blink.engine.adapters import MakeAdapters, make_host_adapters, make_store, open_sockets
+from blink.engine.adapters import MakeAdapters, make_host_adapters, make_stores, open_sockets
 from blink.engine.cache_size import CacheShape, CacheSize
 from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
@@ -37,8 +37,9 @@ from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
 from blink.kernels.layer_cache import KvCache
 from blink.link.rdma.listener import open_listener
+from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
-from blink.models.weights.files import resolve_model
+from blink.models.weights.files import served_name
 from blink.models.weights.loader import load_model, resolve_dtype
 from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
@@ -78,7 +79,8 @@ class Engine(ABC):
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
         self._model, spec = self._runner.model, self._runner.model.spec
-        self._runner.adapters = make_store(config, self._model, type(self).make_adapters)
+        self._stores = make_stores(config, self._ranks, type(self).make_adapters)
+        self._runner.adapters = self._stores[0] if self._stores else None
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
@@ -99,7 +101,7 @@ class Engine(ABC):
             | {"patient_steps": self.patient_steps},
             captures_larger=self.captures_larger and (config.lora.enable_lora or bool(config.speculation.head)),
         )
-        self._region = create_region(config.region, self._geometry, served_name(config))
+        self._region = create_region(config.region, self._geometry, served_name(config.model))
         try:
             self._array = self._create_state()
             num_slots = int(self._geometry["num_slots"])
@@ -108,7 +110,7 @@ class Engine(ABC):
             self._kv_cache = self._allocate_kv_cache(size)
             sizes = config.max_num_batched_tokens, spec.hidden_size
             self._residual = torch.zeros(sizes, dtype=self._model.dtype, device=self._model.device)
-            self._sockets = open_sockets(config, self._region, self._runner)
+            self._sockets = open_sockets(config, self._region, self._ranks, self._stores)
             self._publishers = open_publishers(self._region, config)
         except BaseException:
             self._region.remove()
@@ -119,6 +121,11 @@ class Engine(ABC):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         return Runner(load_model(config.model, device, dtype))
+
+    @property
+    def _ranks(self) -> Sequence[Decoder]:
+        """The parts of the model, one on each rank."""
+        return [self._model]
 
     def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
@@ -340,9 +347,3 @@ class Engine(ABC):
 
 def _gib(size: int) -> str:
     return f"{size / (1 << 30):.1f} GiB"
-
-
-def served_name(config: EngineConfig) -> str:
-    """Return the model's name in the API: the first --served-model-name, MODEL, or the default model's name."""
-    model = config.model
-    return next(iter(model.served_model_name), "") or model.model or resolve_model("").name.split(".")[0]

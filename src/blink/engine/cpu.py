@@ -71,7 +71,7 @@ class CpuEngine(Engine):
             super().__init__(config, torch.device("cpu"))
             self._write_fingerprint(self._config.model)
             self._fill_costs()
-            self._host = self._allocate_host()
+            self._host = self._allocate_host(self._model)
             self._control = ModelControl(self._region, self, self._config.model)
             self._open_control()
         except BaseException:
@@ -114,12 +114,17 @@ class CpuEngine(Engine):
         counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
         cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
-        return RankMemory(self._batch, self._segmented_batch, cache, residual)
+        store = self._stores[model.spec.shard.rank] if self._stores else None
+        return RankMemory(self._batch, self._segmented_batch, cache, residual, store, self._allocate_host(model))
 
-    def _allocate_host(self) -> HostBlocks | None:
-        """Allocate blocks in host memory, if there are to be such."""
+    def _allocate_host(self, model: Decoder) -> HostBlocks | None:
+        """Allocate a rank's part of the blocks in host memory, if there are to be such."""
         count = int(self._geometry["num_host_blocks"])
-        return HostBlocks(self._model, self._state, count, self._config.block_size) if count else None
+        return HostBlocks(model, self._state, count, self._config.block_size) if count else None
+
+    @property
+    def _ranks(self) -> Sequence[Decoder]:
+        return super()._ranks if self._followers is None else self._followers.models
 
     def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
         run = functools.partial(super()._run_step, size, scoring=scoring)

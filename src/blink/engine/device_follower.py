@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from blink.engine.device_scheduler import DeviceArrays, DeviceScheduler
-from blink.kernels.batch import Batch, map_batch
+from blink.kernels.batch import Batch, Param, map_batch
 from blink.kernels.gpu.comm.pull_batch import pull_batch
+from blink.plan.site import Bucket
 from blink.region.layout import FOLLOWER_PROGRAM, StepKind
 
 _WORD_BYTES = 4
@@ -49,27 +50,30 @@ class PulledBatches:
         self._source, self._arrays, self._block_size = source, arrays, block_size
         self.batches = {kind: map_batch(arrays.array, num_slots, kind) for kind in StepKind}
         self._sources = {kind: map_batch(source.array, num_slots, kind) for kind in StepKind}
-        self._spans: dict[tuple[StepKind, int, int], torch.Tensor] = {}  # that captured graphs read
+        self._spans: dict[tuple[StepKind, Bucket], torch.Tensor] = {}  # that captured graphs read
 
-    def pull(self, kind: StepKind, num_tokens: int, num_rows: int) -> Batch:
+    def pull(self, kind: StepKind, size: Bucket) -> Batch:
         """Enqueue the copy of a step's batch; return it. Before a size is captured it has to run once."""
-        key = kind, num_tokens, num_rows
+        key = kind, size
         if key not in self._spans:
             spans = torch.tensor([*self._list_spans(*key)], dtype=torch.int32)
             self._spans[key] = spans.to(self._arrays.memory.device)
         memory, batch, own = self._arrays.memory, self._sources[kind], self.batches[kind]
-        pull_batch(self._source.memory, memory, self._spans[key], batch, own, num_rows, self._block_size)
+        sizes, param = (size.rows, self._block_size), int(Param.ADAPTER) if size.adapters else None
+        pull_batch(self._source.memory, memory, self._spans[key], batch, own, *sizes, param)
         return own
 
-    def _list_spans(self, kind: StepKind, num_tokens: int, num_rows: int) -> Iterable[tuple[int, int]]:
+    def _list_spans(self, kind: StepKind, size: Bucket) -> Iterable[tuple[int, int]]:
         """Yield what the model reads of a batch: its place in the arrays, and its length, in words."""
         batch = self.batches[kind]
         yield self._place(kind, "header"), batch.header.numel()
-        yield self._place(kind, "query_starts"), num_rows + 1
-        yield from ((self._place(kind, name), num_rows) for name in _OF_ROWS)
+        yield self._place(kind, "query_starts"), size.rows + 1
+        yield from ((self._place(kind, name), size.rows) for name in _OF_ROWS)
         for name in _OF_TOKENS:
             if getattr(batch, name).numel():
-                yield self._place(kind, name), num_tokens
+                yield self._place(kind, name), size.tokens
+        if size.adapters:
+            yield self._arrays.array_span("adapter_places")[0] // _WORD_BYTES, batch.adapter_places.numel()
 
     def _place(self, kind: StepKind, name: str) -> int:
         return self._arrays.array_span(kind.array(name))[0] // _WORD_BYTES

@@ -8,7 +8,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -67,13 +67,15 @@ class GpuEngine(Engine):
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
+        for follower, store in zip(self._followers, self._stores[1:], strict=False):
+            follower.runner.adapters = store
         self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         if self._runner.drafter is not None:
             self._runner.drafter.reserve(self._segmented_batch, self._residual)
         self._capture()
-        capture_copies(self._scheduler, self._runner.adapters, self._array("copy_order", torch.int32))
+        capture_copies(self._scheduler, self._stores, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
 
@@ -82,6 +84,8 @@ class GpuEngine(Engine):
         count = int(self._geometry["num_host_blocks"])
         if not count:
             return None
+        for follower in self._followers:
+            follower.keep_blocks(self._state, count, self._config.block_size)
         return GpuHostBlocks(self._model, self._state, self._kv_cache, count, self._config.block_size)
 
     def _begin_step(self) -> None:
@@ -113,6 +117,10 @@ class GpuEngine(Engine):
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> KvCache:
         counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
         return model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+
+    @property
+    def _ranks(self) -> Sequence[Decoder]:
+        return super()._ranks if self._group is None else self._group.models
 
     @property
     def _followers(self) -> list[Follower]:

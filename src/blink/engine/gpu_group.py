@@ -20,6 +20,7 @@ from blink.config import EngineConfig
 from blink.engine.device_follower import DeviceFollower, PulledBatches
 from blink.engine.device_scheduler import DeviceArrays, DeviceScheduler, DeviceState
 from blink.engine.geometry import count_rows
+from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.errors import ConfigError
 from blink.kernels.gpu import cublas
 from blink.kernels.gpu.comm.all_reduce import GpuRanks
@@ -47,6 +48,7 @@ class Follower:
 
     def __init__(self, runner: Runner, ranks: GpuRanks) -> None:
         self.runner, self.ranks, self.device = runner, ranks, runner.model.device
+        self._host: GpuHostBlocks | None = None
 
     def prepare(self, region: Region, source: DeviceState, num_slots: int, block_size: int) -> None:
         """Allocate the batch that is copied from the scheduler's GPU."""
@@ -63,16 +65,27 @@ class Follower:
             self.kv_cache = allocate(model)
             self.residual = torch.zeros(max_tokens, model.spec.hidden_size, dtype=model.dtype, device=self.device)
 
+    def keep_blocks(self, source: DeviceState, num_blocks: int, block_size: int) -> None:
+        """Allocate this rank's part of blocks in host memory; source: whose scheduler lists the copies."""
+        with torch.cuda.device(self.device):
+            self._host = GpuHostBlocks(self.runner.model, source, self.kv_cache, num_blocks, block_size)
+
+    def _copy_host_blocks(self) -> None:
+        if self._host is not None:
+            self._host.enqueue()
+
     def run_step(self, size: Bucket, *, scoring: bool) -> None:
         """Enqueue this rank's part of a step."""
-        batch = self.batches.pull(StepKind.WHOLE, size.tokens, size.rows)
-        kinds = {"decoding": size.decoding, "scoring": scoring}
+        self._copy_host_blocks()
+        batch = self.batches.pull(StepKind.WHOLE, size)
+        kinds = {"decoding": size.decoding, "scoring": scoring, "adapters": size.adapters}
         self.runner.forward(batch, self.kv_cache, size.tokens, size.rows, **kinds)
         self.ranks.end_step(self.failed[StepKind.WHOLE])
 
     def run_segment(self, size: Bucket, layers: range, before: Stream | None) -> Stream | None:
         """Enqueue this rank's part of a segment, with what the one before left; return what it leaves itself."""
-        batch = self.batches.pull(StepKind.SEGMENTED, size.tokens, size.rows)
+        self._copy_host_blocks()
+        batch = self.batches.pull(StepKind.SEGMENTED, size)
         left = self.runner.forward_segment(batch, self.kv_cache, size, layers, self.residual, before)
         self.ranks.end_step(self.failed[StepKind.SEGMENTED])
         return left
@@ -124,6 +137,11 @@ class GpuGroup:
         finally:
             for ranks in self.ranks:
                 ranks.is_alone = False
+
+    @property
+    def models(self) -> list[Decoder]:
+        """The parts of all ranks."""
+        return [self.runner.model, *(follower.runner.model for follower in self.followers)]
 
     def capture(self, index: int, run: Callable[[Follower], None]) -> None:
         """Capture a graph of each follower, from what enqueues its part of the step."""

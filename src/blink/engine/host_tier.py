@@ -30,14 +30,15 @@ def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, model: 
     Raises:
         ConfigError: this engine has none, or the memory is not there.
     """
-    wanted = config.kv_offload.host_bytes(shape.count_bytes(size))
+    ranks = config.tensor_parallel_size
+    wanted = config.kv_offload.host_bytes(shape.count_bytes(size), ranks)
     if wanted == 0:
         return {}
     _refuse(config, shape, is_pooling=model.spec.pooling is not None)
-    block_bytes, _ = shape.block_bytes
+    block_bytes = shape.block_bytes[0] * ranks  # of which each rank has a part
     count, free = wanted // block_bytes, read_available_memory()
     if model.device.type == "cpu":  # the KV cache is to be there too
-        free -= shape.count_bytes(size)
+        free -= shape.count_bytes(size) * ranks
     if count < 1:
         raise ConfigError(f"--kv-offloading-size: {wanted} bytes hold no block, which takes {block_bytes}")
     if wanted > free:

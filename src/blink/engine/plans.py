@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from blink.config import EngineConfig
 from blink.engine.geometry import decode_graphs, mixed_graphs
 from blink.engine.gpu import GpuEngine
+from blink.engine.rank_fit import describe_part
 from blink.kernels.gpu.device import gpu_name, supposing
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import read_spec
@@ -41,7 +42,7 @@ def _describe(config: EngineConfig) -> str:
         gguf=path.is_file(),
         kv_dtype="bfloat16" if config.model.kv_cache_dtype == "auto" else "float8_e4m3fn",
     )
-    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers" + (f", one of {size} ranks" if size > 1 else "")
+    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers" + (f", {describe_part(spec)}" if size > 1 else "")
     return f"{title}\n{plan_model(GpuDevice(), sites, list_buckets(config)).show()}"
 
 

@@ -94,6 +94,17 @@ def _fit(part: ModelSpec, size: int, weight_bytes: int, room: GpuRoom) -> RankNe
     return RankNeeds(size, weight_bytes, blocks, shape.max_blocks)
 
 
+def describe_part(part: ModelSpec) -> str:
+    """Say what one of several ranks has."""
+    text, mixture = f"one of {part.shard.size} ranks", part.mixture
+    if mixture is None:
+        return text
+    has = (
+        f"{mixture.held} whole experts of {mixture.experts}" if mixture.held else f"parts of {mixture.experts} experts"
+    )
+    return f"{text}, with {has}"
+
+
 def choose_size(needs: Iterable[RankNeeds]) -> int:
     """Return the smallest size that a model fits on.
 

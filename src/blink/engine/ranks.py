@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from blink.engine.host_tier import HostBlocks
 from blink.engine.plan_words import PlanKind, PlanWords, StepPlanWords
 from blink.errors import RankLostError
 from blink.kernels.batch import Batch
@@ -26,6 +27,7 @@ from blink.kernels.cpu.thread_pool import use_own_pool
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.plan.site import Bucket
+from blink.runner.adapters import Adapters
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
 
@@ -42,6 +44,8 @@ class RankMemory:
     segmented_batch: Batch
     kv_cache: KvCache
     residual: Tensor  # [max_tokens, hidden]: of a step that is paused
+    adapters: Adapters | None = None  # where it reads its part of each
+    host: HostBlocks | None = None  # its part of each block that is kept in the host's memory
 
 
 class Followers:
@@ -70,10 +74,15 @@ class Followers:
         for rank in range(1, size):
             self._models[rank].result()
 
+    @property
+    def models(self) -> list[Decoder]:
+        """The parts of all ranks."""
+        return [self.runner.model, *(model.result() for model in self._models[1:])]
+
     def allocate(self, make: Callable[[Decoder], RankMemory]) -> None:
         """Give each follower what `make` allocates for its part of the model."""
-        for rank in range(1, len(self._models)):
-            self._memory[rank].set_result(make(self._models[rank].result()))
+        for memory, model in zip(self._memory[1:], self.models[1:], strict=True):
+            memory.set_result(make(model))
 
     def run(self, plan: StepPlanWords, compute: Callable[[], _Found]) -> _Found:
         """Let the followers run a step, and rank 0 compute its part of it here; return when all are done.
@@ -124,12 +133,15 @@ class Followers:
         """Run the steps that the plan words say, until they say the end."""
         if (memory := self._await_memory(rank)) is None:
             return
+        runner.adapters = memory.adapters
         step, paused = 0, None
         while True:
             step += 1
             plan = self._await_plan(rank, step)
             if plan.kind is PlanKind.END:
                 return
+            if memory.host is not None:
+                memory.host.copy(memory.kv_cache)
             if plan.kind is PlanKind.WHOLE:
                 sizes = plan.tokens, plan.rows
                 runner.forward(memory.batch, memory.kv_cache, *sizes, decoding=plan.decoding, scoring=plan.scoring)

@@ -28,7 +28,7 @@ def check_obeys(region: str) -> None:
     if not socket_path(region, SOCKET).exists():
         raise BadRequestError(
             "This engine neither sleeps nor takes other weights yet: only one on a CPU does, for frontends of its "
-            "host (docs/pause.md)."
+            "host, and without such options as --tensor-parallel-size (docs/pause.md)."
         )
 
 

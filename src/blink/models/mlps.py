@@ -146,8 +146,9 @@ class MoeMlp(Part):
 
     @property
     def active(self) -> MoeMlp:
-        """What one token takes."""
-        return replace(self, experts=self.router.top_k)
+        """What one token takes; of a rank with whole experts its mean share, rounded up."""
+        top_k = self.router.top_k
+        return replace(self, experts=top_k, held=math.ceil(top_k * self.held / self.experts))
 
     @property
     def rules(self) -> dict[str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from blink.errors import ConfigError
 from blink.formats.schemes import Quantization
@@ -55,6 +55,7 @@ class ModelSpec(Part):
     drafter: Attention | None = None  # of a draft head's layer, which keeps keys and values as the others do
     spare_blocks: int = 0  # of that layer, for the guesses of a step: see PerToken
     shard: Shard = WHOLE  # what the layers are parts of; the vocabulary's size is that of all
+    whole: ModelSpec | None = field(default=None, compare=False, repr=False)  # of which a rank has this part
 
     def check(self, place: str) -> None:
         """Check what the values must be to each other; `place` names the file that they come from.
@@ -150,7 +151,7 @@ class ModelSpec(Part):
                 f"sizes that fit: {', '.join(fitting)}"
             )
         layers = self.with_layers(lambda layer: layer.split(size, block))
-        return tuple(replace(layers, shard=Shard(rank, size)) for rank in range(size))
+        return tuple(replace(layers, shard=Shard(rank, size), whole=self) for rank in range(size))
 
     def _find_broken(self, size: int, block: int) -> list[str]:
         if size == 1:

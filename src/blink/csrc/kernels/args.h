@@ -344,9 +344,13 @@ struct PullArgs {
   FIELD(int32_t*, own_tables);
   FIELD(const int32_t*, window_tables);  // the same of window blocks, or null
   FIELD(int32_t*, own_window_tables);
+  FIELD(const uint32_t*, params);  // [slots, param_words], of which one word is copied, or null
+  FIELD(uint32_t*, own_params);
   FIELD(int, num_spans);
   FIELD(int, max_blocks);
   FIELD(int, block_size);
+  FIELD(int, param_words);
+  FIELD(int, param);  // which of them it is
 };
 
 // comm/all_reduce.cu

