@@ -27,11 +27,12 @@ from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.cuts import Cuts
-from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
+from blink.models.weights.decoder_loader import DecoderLoader, Place, WeightTarget
 from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kept_blocks import KEEP_ON_CPU, KeepBlocks
 from blink.models.weights.kv_scales import read_kv_scales
+from blink.models.weights.overwriting import Overwrite, PartCheck, UnreadCheckpoint
 from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
@@ -91,6 +92,24 @@ class ModelSource:
         """
         return self._load(self.checkpoint, self.spec, self.target.device)
 
+    def check_over(self, model: Decoder) -> None:
+        """Check that all weights could be written over a model's own; beside those there must be room for a layer.
+
+        Raises:
+            ConfigError: one is missing, or differs in more than its values from that of the model.
+        """
+        checkpoint = UnreadCheckpoint(self.checkpoint)
+        target = replace(self.target, advance=int)
+        DecoderLoader(checkpoint, self.spec, target, self.kv_scales, self.table_device, PartCheck(model)).load()
+
+    def write_over(self, model: Decoder) -> None:
+        """Write all weights over those of a model, in the same memory.
+
+        Raises:
+            ConfigError: as check_over(); of the model's weights some then are new and others are not.
+        """
+        self._load(self.checkpoint, self.spec, self.target.device, Overwrite(model))
+
     def split(self, size: int, devices: Sequence[torch.device] = ()) -> Callable[[int], Decoder]:
         """Return what loads the part of one of so many ranks; each is to call it, on a thread of its own.
 
@@ -113,7 +132,9 @@ class ModelSource:
 
         return load
 
-    def _load(self, checkpoint: Checkpoint, spec: ModelSpec, device: torch.device) -> Decoder:
+    def _load(
+        self, checkpoint: Checkpoint, spec: ModelSpec, device: torch.device, place: Place | None = None
+    ) -> Decoder:
         with tqdm(
             total=spec.num_parameters,
             desc="loading weights",
@@ -123,8 +144,8 @@ class ModelSource:
         ) as progress:
             target = replace(self.target, device=device, advance=progress.update)
             table_device = device if self.table_device == self.target.device else self.table_device
-            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device).load()
-        if self.table_device != self.target.device and model.inputs is not None:
+            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device, place).load()
+        if place is None and self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)
         return model
 
