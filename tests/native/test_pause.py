@@ -294,9 +294,7 @@ class TestHold:
         assert served.inbox.finish(sequence) == FinishReason.ABORT
         assert served.harness.engine_state == EngineState.DRAINED
 
-    def test_a_scheduler_leaves_its_device_for_the_hold_that_is_in_effect_and_for_no_other(
-        self, served: Served
-    ) -> None:
+    def test_a_scheduler_leaves_its_device_for_the_hold_in_effect_and_for_no_other(self, served: Served) -> None:
         sequence, region = served.start(), served.harness.region
         served.step(4)
         region.store_control("leave", 7)

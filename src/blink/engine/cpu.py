@@ -7,7 +7,6 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +23,7 @@ from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
+from blink.engine.same_model import open_same_model
 from blink.engine.state import HostState
 from blink.errors import ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
@@ -31,12 +31,10 @@ from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.rounding import Rounding
-from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
 from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.plan.site import Bucket
-from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.eagle import EagleDrafter
@@ -73,7 +71,7 @@ class CpuEngine(Engine):
             self._write_fingerprint(self._config.model)
             self._fill_costs()
             self._host = self._allocate_host()
-            self._control = ModelControl(self._region, self, self._config.model)
+            self._control = ModelControl(self._region, self, self._config)
             self._open_control()
         except BaseException:
             self._end_followers()
@@ -151,11 +149,7 @@ class CpuEngine(Engine):
         """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
         if self._followers is not None or self._sockets:
             return
-        try:
-            self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))
-        except BaseException:
-            self._region.remove()
-            raise
+        self._sockets.append(self._control.listen())
 
     def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
         """Open weights of the same model; newer: files with tensors that stand for some of them.
@@ -163,10 +157,10 @@ class CpuEngine(Engine):
         Raises:
             ConfigError: they do not fit it, or are not there.
         """
-        source = open_model(config, self._model.device, self._model.dtype, newer)
-        if source.spec != replace(self._model.spec, drafter=None):
-            raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
-        return source
+        return open_same_model(self._model, config, newer)
+
+    def check_sleep(self) -> None:
+        """Refuse nothing."""
 
     def load_weights(self, source: ModelSource) -> None:
         """Free the weights that are there, and load others.

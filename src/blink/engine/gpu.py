@@ -20,12 +20,15 @@ from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import refuse_on_gpu
+from blink.engine.device_leave import without_scheduler
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
+from blink.engine.gpu_weights import GpuWeights, takes_weights
+from blink.engine.model_control import ModelControl
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -73,6 +76,16 @@ class GpuEngine(Engine):
         capture_copies(self._scheduler, self._runner.adapters, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
+        self._control = self._open_control()
+
+    def _open_control(self) -> ModelControl | None:
+        """Let frontends change the weights, where that is done."""
+        if not takes_weights(self._config):
+            return None
+        leave = functools.partial(without_scheduler, self._region, self._scheduler)
+        control = ModelControl(self._region, GpuWeights(self._model), self._config, leave)
+        self._sockets.append(control.listen())
+        return control
 
     def _allocate_host(self) -> GpuHostBlocks | None:
         """Allocate blocks in host memory, if there are to be such."""
@@ -258,7 +271,10 @@ class GpuEngine(Engine):
     def _advance(self) -> bool:
         if self.state in _ENDED:
             return False
-        time.sleep(_WATCH_SECONDS)
+        if self._control is None:
+            time.sleep(_WATCH_SECONDS)
+        else:
+            self._control.run_jobs(_WATCH_SECONDS)
         if self._energy is not None:
             self._energy.look(time.monotonic())
         heartbeat = self._region.control_word("heartbeat")
@@ -270,6 +286,8 @@ class GpuEngine(Engine):
         return not self.is_dead
 
     def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
         if self.state in _ENDED:  # else an error of the host came first, and nothing may wait for the device
             torch.cuda.synchronize()  # the kernel has ended or is about to
             self._scheduler.destroy_graphs()

@@ -11,17 +11,19 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Protocol
 
-from blink.config import ModelConfig
+from blink.config import EngineConfig, ModelConfig
 from blink.engine.hold import Hold
 from blink.engine.tensor_updates import TensorUpdates
 from blink.errors import BadRequestError, BlinkError, ConfigError
-from blink.link.model_orders import check_level, check_tags
+from blink.link.model_orders import SOCKET, check_level, check_tags
 from blink.models.weights.loader import ModelSource
+from blink.region.engine_socket import EngineSocket
 from blink.region.layout import Absent, Drop
 from blink.region.memory import Region
 
@@ -33,6 +35,10 @@ _BITS = {"weights": _WEIGHTS, "kv_cache": Absent.KV_CACHE}
 
 class ChangeableModel(Protocol):
     """An engine's model, as its memory is freed and filled; for the engine's own thread."""
+
+    def check_sleep(self) -> None:
+        """Refuse to sleep where memory cannot be freed; ConfigError: that is so."""
+        ...
 
     def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
         """Open weights of the same model; newer: files that stand for some; ConfigError: they do not fit."""
@@ -66,25 +72,48 @@ class _Weights:
 class ModelControl:
     """Changes an engine's model."""
 
-    def __init__(self, region: Region, model: ChangeableModel, config: ModelConfig) -> None:
-        """config: of the weights that are loaded."""
-        self._hold, self._model, self._weights = Hold(region), model, _Weights(config)
+    def __init__(
+        self,
+        region: Region,
+        model: ChangeableModel,
+        config: EngineConfig,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """config: of the weights that are loaded; around: in what the engine's thread does each thing."""
+        self._region, self._name = region, config.region
+        self._hold, self._model, self._weights = Hold(region), model, _Weights(config.model)
+        self._around, self._asked = around, threading.Event()
         self._tensors = TensorUpdates()
         self._has_weights = True
         self._turn = threading.Lock()
         self._jobs = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]()
+
+    def listen(self) -> EngineSocket:
+        """Open the socket on which frontends ask.
+
+        Raises:
+            ConfigError: it cannot be made; the region is removed.
+        """
+        try:
+            return EngineSocket(self._name, SOCKET, self.answer)
+        except BaseException:
+            self._region.remove()
+            raise
 
     @property
     def is_holding(self) -> bool:
         """Whether the scheduler is held, so that jobs may come at any time."""
         return self._hold.is_on
 
-    def run_jobs(self) -> None:
-        """Carry out what was asked; for the engine's own thread."""
+    def run_jobs(self, seconds: float = 0.0) -> None:
+        """Carry out what was asked, or is within some seconds; for the engine's own thread."""
+        self._asked.wait(seconds)
+        self._asked.clear()
         while not self._jobs.empty():
             job, done = self._jobs.get()
             try:
-                job()
+                with self._around():
+                    job()
             except BaseException as error:
                 done.set_exception(error)
             else:
@@ -100,6 +129,7 @@ class ModelControl:
             EngineUnavailableError: the scheduler does not run.
         """
         orders: dict[str, Callable[..., None]] = {
+            "check_sleep": self._model.check_sleep,
             "sleep": self.sleep,
             "wake_up": self.wake_up,
             "update": self.update,
@@ -117,6 +147,7 @@ class ModelControl:
     def sleep(self, level: int) -> None:
         """Free the KV cache, at level 2 the weights too; sequences are to compute their KV anew."""
         check_level(level)
+        self._model.check_sleep()
         self._hold.begin(Drop.KV_CACHE)
         self._hold.absent |= Absent.KV_CACHE | Absent.WEIGHTS
         self._run(self._model.free_kv_cache)
@@ -192,6 +223,7 @@ class ModelControl:
         """Let the engine's thread do something, and wait for it."""
         done = Future[None]()
         self._jobs.put((job, done))
+        self._asked.set()
         try:
             done.result()
         except ConfigError as error:

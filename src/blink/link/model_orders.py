@@ -27,9 +27,20 @@ def check_obeys(region: str) -> None:
     """
     if not socket_path(region, SOCKET).exists():
         raise BadRequestError(
-            "This engine neither sleeps nor takes other weights yet: only one on a CPU does, for frontends of its "
-            "host (docs/pause.md)."
+            "This engine neither sleeps nor takes other weights yet: docs/pause.md says which engines do, for frontends "
+            "of their host."
         )
+
+
+def check_sleeps(region: str) -> None:
+    """Refuse sleep to an engine that cannot, before it is paused.
+
+    Raises:
+        BadRequestError: it cannot.
+        EngineUnavailableError: no engine answers.
+    """
+    check_obeys(region)
+    _order(region, "check_sleep")
 
 
 def check_level(level: int) -> None:
