@@ -163,7 +163,7 @@ def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch
 @pytest.mark.parametrize("path", BODIES)
 def test_an_engine_that_takes_no_orders_about_its_model_is_not_paused_for_them(server: FakeServer, path: str) -> None:
     response = ask(server, path, **MASTER)
-    assert "only one on a CPU does" in response.json()["error"]["message"]
+    assert "docs/pause.md says which engines do" in response.json()["error"]["message"]
     assert server.engine.paused == []
 
 

@@ -27,8 +27,8 @@ def check_obeys(region: str) -> None:
     """
     if not socket_path(region, SOCKET).exists():
         raise BadRequestError(
-            "This engine neither sleeps nor takes other weights yet: docs/pause.md says which engines do, for frontends "
-            "of their host."
+            "This engine neither sleeps nor takes other weights yet. docs/pause.md says which engines do, for frontends "
+            "on their host."
         )
 
 
