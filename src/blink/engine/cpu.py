@@ -71,7 +71,7 @@ class CpuEngine(Engine):
             self._write_fingerprint(self._config.model)
             self._fill_costs()
             self._host = self._allocate_host()
-            self._control = ModelControl(self._region, self, self._config)
+            self._control = ModelControl(self._region, self, self._config, self._model.device)
             self._open_control()
         except BaseException:
             self._end_followers()

@@ -83,7 +83,7 @@ class GpuEngine(Engine):
         if not takes_weights(self._config):
             return None
         leave = functools.partial(without_scheduler, self._region, self._scheduler)
-        control = ModelControl(self._region, GpuWeights(self._model), self._config, leave)
+        control = ModelControl(self._region, GpuWeights(self._model), self._config, self._model.device, leave)
         self._sockets.append(control.listen())
         return control
 

@@ -17,6 +17,8 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.hold import Hold
 from blink.engine.tensor_updates import TensorUpdates
@@ -77,13 +79,14 @@ class ModelControl:
         region: Region,
         model: ChangeableModel,
         config: EngineConfig,
+        device: torch.device,
         around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """config: of the weights that are loaded; around: in what the engine's thread does each thing."""
         self._region, self._name = region, config.region
         self._hold, self._model, self._weights = Hold(region), model, _Weights(config.model)
         self._around, self._asked = around, threading.Event()
-        self._tensors = TensorUpdates()
+        self._tensors = TensorUpdates(device, self._have_device)
         self._has_weights = True
         self._turn = threading.Lock()
         self._jobs = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]()
@@ -137,6 +140,7 @@ class ModelControl:
             "leave": self._tensors.leave,
             "begin": self._tensors.begin,
             "receive": lambda: self._tensors.receive(self._weights.config.model, rest),
+            "share": lambda **asked: self._tensors.share(self._weights.config.model, **asked),
             "broadcast": lambda **asked: self._tensors.broadcast(self._weights.config.model, **asked),
             "commit": self.commit,
         }
@@ -214,6 +218,17 @@ class ModelControl:
         self._has_weights = False
         self._model.load_weights(source)
         self._hold.absent &= ~Absent.UNDEFINED
+
+    def _have_device(self, job: Callable[[], None]) -> None:
+        """Do what needs the model's device, while the scheduler is held; requests are kept as they are."""
+        was_on = self._hold.is_on
+        if not was_on:
+            self._hold.begin(Drop.NOTHING)
+        try:
+            self._run(job)
+        finally:
+            if not was_on:
+                self._go_on()
 
     def _go_on(self) -> None:
         if self._hold.is_on and not self._hold.absent:
