@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,36 +11,12 @@ from blink.engine import device_leave
 from blink.engine.device_leave import without_scheduler
 from blink.engine.hold import Hold
 from blink.errors import EngineUnavailableError
-from blink.region.layout import Drop, StepResult
-from harness import Harness, Inbox, expected_tokens, run_until_finished, running, small_config, submit
+from blink.region.layout import Drop
+from harness import expected_tokens, run_until_finished, running, small_config, submit
 from processes import wait_for
+from resident import Resident
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-
-
-class Resident:
-    """A scheduler on a thread, which ends as the kernel does: when it is to leave, or to stop."""
-
-    def __init__(self, harness: Harness) -> None:
-        self.harness, self.starts = harness, 0
-        self._thread = threading.Thread()
-        self._ends = False
-
-    def start(self) -> None:
-        self.starts += 1
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def has_ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def end(self) -> None:
-        self._ends = True
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ends and self.harness.step() != StepResult.AWAY:
-            time.sleep(0.0005)
 
 
 @pytest.fixture
@@ -69,9 +43,8 @@ def test_a_sequence_outlasts_the_time_in_which_the_host_has_the_device(resident:
     assert resident.starts == 2 and not resident.has_ended() and region.control_word("leave") == 0
     hold.end()
     resident.end()
-    inbox = Inbox()
-    run_until_finished(harness, inbox, [pair], [sequence])
-    assert inbox.tokens(sequence) == expected_tokens(PROMPT, 12, harness.vocab_size)
+    run_until_finished(harness, resident.inbox, [pair], [sequence])
+    assert resident.inbox.tokens(sequence) == expected_tokens(PROMPT, 12, harness.vocab_size)
 
 
 def test_the_scheduler_comes_back_after_an_error_of_the_host(resident: Resident) -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 from collections.abc import Iterator
 from dataclasses import is_dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from blink.config import ModelConfig
@@ -23,28 +21,16 @@ from blink.models.weights import packed_loader
 from blink.models.weights.loader import ModelSource, open_model
 from model_families import save_model
 from quantized_checkpoints import write_checkpoints
+from turned_weights import drop_tensor, turn_weights
 
 CPU = torch.device("cpu")
 FAMILIES = ["llama-3.1", "qwen2", "qwen3_moe", "qwen3_5", "gemma3", "gemma4", "gpt_oss", "opt-350m", "granite4-hybrid"]
 FAMILIES += ["deepseek_v3", "glm4_moe"]
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
 
 
 def open_source(folder: Path, **options: Any) -> ModelSource:
     return open_model(ModelConfig(model=str(folder), dtype="bfloat16", **options), CPU, torch.bfloat16)
-
-
-def turn_weights(source: Path, target: Path) -> Path:
-    """Copy a model with the rows of each tensor in the opposite order."""
-    shutil.copytree(source, target)
-    for path in target.glob("*.safetensors"):
-        tensors = load_file(path)
-        for name, tensor in tensors.items():
-            if tensor.ndim > 0 and not name.endswith(("g_idx", "weight_shape")):
-                tensors[name] = tensor.view(_WORDS[tensor.itemsize]).flip(0).contiguous().view(tensor.dtype)
-        save_file(tensors, path)
-    return target
 
 
 def list_tensors(part: object) -> Iterator[Tensor]:
@@ -103,10 +89,7 @@ def test_a_checkpoint_in_another_form_or_with_a_hole_is_refused_and_nothing_chan
 ) -> None:
     monkeypatch.setattr(packed_loader, "_has_kernels", lambda target: True)  # noqa: ARG005
     first, plain = write_checkpoints(tmp_path, "awq")
-    hollow = turn_weights(first, tmp_path / "hollow")
-    tensors = load_file(hollow / "model.safetensors")
-    del tensors["model.layers.1.mlp.down_proj.qweight"]
-    save_file(tensors, hollow / "model.safetensors")
+    hollow = drop_tensor(first, tmp_path / "hollow", "layers.1.mlp.down_proj.qweight")
     model = open_source(first).load()
     before = [one.clone() for one in list_tensors(model)]
     for folder, reason in ((plain, "'layers.0.qkv' is PackedWeight"), (hollow, "layers.1.mlp.down_proj")):

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orders about weights that are written in place, with the scheduler away meanwhile: as a GPU engine carries them out.
+
+The model lies in the host's memory, and the scheduler is on a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from blink.config import EngineConfig, ModelConfig
+from blink.engine import gpu_weights
+from blink.engine.device_leave import without_scheduler
+from blink.engine.gpu_weights import GpuWeights, takes_weights
+from blink.engine.model_control import ModelControl
+from blink.errors import BadRequestError, ConfigError
+from blink.lora_config import LoraConfig
+from blink.models.layer_weights import list_weights
+from blink.models.weights.loader import load_model
+from blink.models.weights.overwriting import Overwrite
+from blink.offline.tensors import stream_tensors
+from blink.region.layout import Absent
+from harness import expected_tokens, run_until_finished, running, small_config, submit
+from model_families import save_model
+from resident import Resident
+from turned_weights import drop_tensor, turn_weights
+from weight_trainer import list_weights as list_files
+
+CPU, PROMPT = torch.device("cpu"), [3, 1, 4, 1, 5]
+
+
+class Models:
+    """Models on disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.first, self.second = folder / "first", folder / "second"
+        save_model("llama-3.1", self.first)
+        turn_weights(self.first, self.second)
+        self.damaged = drop_tensor(self.first, folder / "damaged", "layers.2.mlp.down")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("control"))
+
+
+def config_of(path: Path) -> ModelConfig:
+    return ModelConfig(model=str(path), dtype="bfloat16")
+
+
+def weights_of(path: Path) -> list[Tensor]:
+    model = load_model(config_of(path), CPU, torch.bfloat16)
+    return [one for one in list_weights(model.layers) if isinstance(one, Tensor)]
+
+
+class Engine:
+    """A scheduler that serves, a model, and the thread that carries out what is asked of it."""
+
+    def __init__(self, models: Models, resident: Resident) -> None:
+        self.resident, self.region = resident, resident.harness.region
+        self.model = load_model(config_of(models.first), CPU, torch.bfloat16)
+        leave = partial(without_scheduler, self.region, resident)
+        config = EngineConfig(region="control", model=config_of(models.first))
+        self.control = ModelControl(self.region, GpuWeights(self.model), config, CPU, leave)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self.control.run_jobs(0.01)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self.control.close()
+
+    def ask(self, order: str, **values: object) -> None:
+        self.control.answer({"order": order, "values": values}, BytesIO())
+
+    def update(self, path: Path) -> None:
+        self.ask("update", path=str(path), load_format="", clears_cache=True)
+
+    def has(self, path: Path) -> bool:
+        own = (one for one in list_weights(self.model.layers) if isinstance(one, Tensor))
+        return all(map(torch.equal, own, weights_of(path)))
+
+    def serves(self) -> bool:
+        """Whether the scheduler is there and computes a sequence."""
+        self.resident.end()
+        harness = self.resident.harness
+        pair = harness.frontend()
+        sequence = submit(harness, pair, PROMPT, max_tokens=5, ignore_eos=True)
+        inbox = self.resident.inbox
+        run_until_finished(harness, inbox, [pair], [sequence])
+        self.resident.start()
+        return inbox.tokens(sequence) == expected_tokens(PROMPT, 5, harness.vocab_size)
+
+
+@pytest.fixture
+def engine(models: Models) -> Iterator[Engine]:
+    with running(small_config()) as harness:
+        resident = Resident(harness)
+        resident.start()
+        engine = Engine(models, resident)
+        yield engine
+        engine.close()
+        resident.end()
+
+
+def test_weights_come_from_disk_and_the_engine_serves_on(models: Models, engine: Engine) -> None:
+    for path in (models.second, models.first):
+        engine.update(path)
+        assert engine.has(path) and engine.region.control_word("absent") == 0
+        assert engine.serves()
+
+
+def test_tensors_come_over_those_of_the_files(models: Models, engine: Engine) -> None:
+    stream = BytesIO(b"".join(stream_tensors(list_files(models.second))))
+    engine.control.answer({"order": "begin", "values": {}}, BytesIO())
+    engine.control.answer({"order": "receive", "values": {}}, stream)
+    assert engine.has(models.first)
+    engine.ask("commit", clears_cache=True)
+    assert engine.has(models.second) and engine.serves()
+
+
+def test_a_checkpoint_that_is_not_whole_is_refused_and_nothing_changes(models: Models, engine: Engine) -> None:
+    with pytest.raises(BadRequestError, match=r"layers\.2\.mlp\.down"):
+        engine.update(models.damaged)
+    assert engine.has(models.first) and engine.region.control_word("absent") == 0
+    assert engine.serves()
+
+
+def test_an_update_that_breaks_off_leaves_the_weights_undefined_until_a_whole_one(
+    models: Models, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, taken = Overwrite.take, list[int]()
+
+    def break_off(self: Overwrite, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        taken.append(len(pairs))
+        if len(taken) > 3:
+            raise ConfigError("the disk is gone")
+        take(self, pairs)
+
+    monkeypatch.setattr(Overwrite, "take", break_off)
+    with pytest.raises(BadRequestError, match="the disk is gone"):
+        engine.update(models.second)
+    assert engine.region.control_word("absent") == Absent.UNDEFINED and engine.control.is_holding
+    assert not engine.resident.has_ended()  # it answers frontends, and launches nothing
+    monkeypatch.setattr(Overwrite, "take", take)
+    engine.update(models.second)
+    assert engine.has(models.second) and engine.region.control_word("absent") == 0
+    assert engine.serves()
+
+
+def test_an_engine_that_cannot_sleep_says_so_and_serves_on(models: Models, engine: Engine) -> None:
+    for order in ("check_sleep", "sleep"):
+        with pytest.raises((BadRequestError, ConfigError), match="does not sleep yet"):
+            engine.ask(order, **({"level": 1} if order == "sleep" else {}))
+    assert not engine.control.is_holding and engine.has(models.first) and engine.serves()
+
+
+def test_adapters_and_ranks_take_no_weights_and_no_engine_does_before_it_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain = EngineConfig()
+    monkeypatch.setattr(gpu_weights, "TAKES_WEIGHTS", True)
+    assert takes_weights(plain)
+    assert not takes_weights(replace(plain, lora=LoraConfig(enable_lora=True)))
+    assert not takes_weights(replace(plain, tensor_parallel_size=2))
+    monkeypatch.setattr(gpu_weights, "TAKES_WEIGHTS", False)
+    assert not takes_weights(plain)
