@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -18,12 +17,9 @@ import torch
 from torch import Tensor
 
 from blink.config import EngineConfig, ModelConfig
-from blink.engine import gpu_weights
 from blink.engine.device_leave import without_scheduler
-from blink.engine.gpu_weights import GpuWeights, takes_weights
 from blink.engine.model_control import ModelControl
 from blink.errors import BadRequestError, ConfigError
-from blink.lora_config import LoraConfig
 from blink.models.layer_weights import list_weights
 from blink.models.weights.loader import load_model
 from blink.models.weights.overwriting import Overwrite
@@ -35,6 +31,8 @@ from resident import Resident
 from turned_weights import drop_tensor, turn_weights
 from weight_trainer import list_weights as list_files
 
+pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
+gpu_weights = pytest.importorskip("blink.engine.gpu_weights")
 CPU, PROMPT = torch.device("cpu"), [3, 1, 4, 1, 5]
 
 
@@ -70,7 +68,7 @@ class Engine:
         self.model = load_model(config_of(models.first), CPU, torch.bfloat16)
         leave = partial(without_scheduler, self.region, resident)
         config = EngineConfig(region="control", model=config_of(models.first))
-        self.control = ModelControl(self.region, GpuWeights(self.model), config, CPU, leave)
+        self.control = ModelControl(self.region, gpu_weights.GpuWeights(self.model), config, CPU, leave)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -167,15 +165,3 @@ def test_an_engine_that_cannot_sleep_says_so_and_serves_on(models: Models, engin
         with pytest.raises((BadRequestError, ConfigError), match="does not sleep yet"):
             engine.ask(order, **({"level": 1} if order == "sleep" else {}))
     assert not engine.control.is_holding and engine.has(models.first) and engine.serves()
-
-
-def test_adapters_and_ranks_take_no_weights_and_no_engine_does_before_it_is_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plain = EngineConfig()
-    monkeypatch.setattr(gpu_weights, "TAKES_WEIGHTS", True)
-    assert takes_weights(plain)
-    assert not takes_weights(replace(plain, lora=LoraConfig(enable_lora=True)))
-    assert not takes_weights(replace(plain, tensor_parallel_size=2))
-    monkeypatch.setattr(gpu_weights, "TAKES_WEIGHTS", False)
-    assert not takes_weights(plain)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.same_model import open_same_model
 from blink.engine.state import HostState
-from blink.errors import ConfigError, RankLostError
+from blink.errors import BadRequestError, ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
@@ -37,6 +37,7 @@ from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.plan.site import Bucket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
+from blink.region.tensor_stream import TensorEntry
 from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
 from blink.runner.sites import sites_of
@@ -161,6 +162,15 @@ class CpuEngine(Engine):
 
     def check_sleep(self) -> None:
         """Refuse nothing."""
+
+    def open_shared(self, entries: Sequence[TensorEntry], handles: Sequence[Mapping[str, Any]]) -> NoReturn:
+        """Refuse tensors of a GPU's memory.
+
+        Raises:
+            BadRequestError: always.
+        """
+        del entries, handles
+        raise BadRequestError("CUDA IPC needs an engine on the trainer's GPU; this one is on a CPU: send a stream.")
 
     def load_weights(self, source: ModelSource) -> None:
         """Free the weights that are there, and load others.

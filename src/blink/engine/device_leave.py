@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The time in which a GPU is the host's: the scheduler, which is held, has left it, and goes on afterwards.
 
-Beside the resident kernel a call that allocates on the GPU, or waits for it, would wait for ever.
+While the resident kernel runs, a call that allocates on the GPU, or waits for it, would wait for ever.
 """
 
 from __future__ import annotations

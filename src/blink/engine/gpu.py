@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from blink.config import EngineConfig
+from blink.engine import gpu_weights
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
@@ -27,7 +28,6 @@ from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graph
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
-from blink.engine.gpu_weights import GpuWeights, takes_weights
 from blink.engine.model_control import ModelControl
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
@@ -79,11 +79,13 @@ class GpuEngine(Engine):
         self._control = self._open_control()
 
     def _open_control(self) -> ModelControl | None:
-        """Let frontends change the weights, where that is done."""
-        if not takes_weights(self._config):
+        """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
+        if not gpu_weights.TAKES_WEIGHTS or self._group is not None or self._sockets:
             return None
         leave = functools.partial(without_scheduler, self._region, self._scheduler)
-        control = ModelControl(self._region, GpuWeights(self._model), self._config, self._model.device, leave)
+        control = ModelControl(
+            self._region, gpu_weights.GpuWeights(self._model), self._config, self._model.device, leave
+        )
         self._sockets.append(control.listen())
         return control
 

@@ -1,27 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, and PyTorch's calls for processes are not public.
+# pyright: reportAttributeAccessIssue=false
 """A GPU engine's model as it is changed while it serves: other weights in the memory that its graphs read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
-from blink.config import EngineConfig, ModelConfig
+import torch
+from cuda.bindings import driver
+
+from blink.config import ModelConfig
 from blink.engine.same_model import open_same_model
-from blink.errors import ConfigError
+from blink.engine.shared_tensors import find_handle
+from blink.engine.weight_group import bytes_of
+from blink.errors import BadRequestError, ConfigError
+from blink.fields import one_line
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import ModelSource
+from blink.models.weights.staged_tensors import ReadTensor
+from blink.region.tensor_stream import TensorEntry
 
 TAKES_WEIGHTS = False  # until tests/gpu/test_weight_update_gpu.py has run on a GPU; it sets this
 _NO_SLEEP: Final = (
     "An engine on a GPU does not sleep yet: its graphs read memory that cannot be freed. Pause it instead."
 )
-
-
-def takes_weights(config: EngineConfig) -> bool:
-    """Tell whether an engine's weights may be changed: not where parts of them are on other GPUs, or adapters."""
-    return TAKES_WEIGHTS and config.tensor_parallel_size == 1 and not config.lora.enable_lora
 
 
 class GpuWeights:
@@ -55,6 +60,17 @@ class GpuWeights:
         """
         source.write_over(self._model)
 
+    def open_shared(self, entries: Sequence[TensorEntry], handles: Sequence[Mapping[str, Any]]) -> ReadTensor:
+        """Return what reads tensors in another process's memory of this GPU; handles: of each, by the UUIDs of GPUs.
+
+        Raises:
+            BadRequestError: one lies elsewhere, or its handle is another tensor's.
+        """
+        device = self._model.device
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+        own = {entry.name: find_handle(entry, one, uuid) for entry, one in zip(entries, handles, strict=True)}
+        return lambda entry: [_read_shared(entry, own[entry.name], device)]
+
     def free_weights(self) -> None:
         """Refuse, as sleep asks for it."""
         self.check_sleep()
@@ -65,3 +81,26 @@ class GpuWeights:
 
     def fill_kv_cache(self) -> None:
         """Leave the KV cache as it is, which is never freed."""
+
+
+def _read_shared(entry: TensorEntry, handle: Mapping[str, Any], device: torch.device) -> memoryview:
+    """Return the bytes of a tensor by a handle that was checked.
+
+    Raises:
+        BadRequestError: it cannot be opened: the process has ended, or the handle is none.
+    """
+    opened, counter, event = (bytes.fromhex(handle[name]) for name in ("handle", "counter", "event"))
+    counts = counter, handle["counter_offset"], event, handle["awaits_event"]
+    place = device.index or 0, opened, handle["num_bytes"], handle["offset_bytes"]
+    try:
+        storage = torch.UntypedStorage._new_shared_cuda(*place, *counts)
+    except RuntimeError as error:
+        raise BadRequestError(
+            f"'{entry.name}' cannot be reached in the trainer's memory: {one_line(error)}."
+        ) from error
+    status, base, size = driver.cuMemGetAddressRange(storage.data_ptr())
+    if int(status) != 0 or storage.data_ptr() + storage.nbytes() > int(base) + int(size):
+        raise BadRequestError(f"'{entry.name}' has a handle that reaches beyond the trainer's memory.")
+    shared = torch.empty(0, dtype=getattr(torch, handle["dtype"]), device=device)
+    shared.set_(storage, handle["offset"], tuple(handle["shape"]), tuple(handle["stride"]))
+    return bytes_of(shared.cpu().contiguous())

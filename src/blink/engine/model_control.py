@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -25,9 +25,11 @@ from blink.engine.tensor_updates import TensorUpdates
 from blink.errors import BadRequestError, BlinkError, ConfigError
 from blink.link.model_orders import SOCKET, check_level, check_tags
 from blink.models.weights.loader import ModelSource
+from blink.models.weights.staged_tensors import ReadTensor
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import Absent, Drop
 from blink.region.memory import Region
+from blink.region.tensor_stream import TensorEntry
 
 logger = logging.getLogger("blink.engine")
 
@@ -40,6 +42,10 @@ class ChangeableModel(Protocol):
 
     def check_sleep(self) -> None:
         """Refuse to sleep where memory cannot be freed; ConfigError: that is so."""
+        ...
+
+    def open_shared(self, entries: Sequence[TensorEntry], handles: Sequence[Mapping[str, Any]]) -> ReadTensor:
+        """Return what reads tensors in another process's memory, by handles; BadRequestError: none can."""
         ...
 
     def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
@@ -140,7 +146,7 @@ class ModelControl:
             "leave": self._tensors.leave,
             "begin": self._tensors.begin,
             "receive": lambda: self._tensors.receive(self._weights.config.model, rest),
-            "share": lambda **asked: self._tensors.share(self._weights.config.model, **asked),
+            "share": lambda **asked: self._tensors.share(self._weights.config.model, self._model.open_shared, **asked),
             "broadcast": lambda **asked: self._tensors.broadcast(self._weights.config.model, **asked),
             "commit": self.commit,
         }

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The cuda packages choose their modules when imported, and PyTorch's calls for processes are not public.
-# pyright: reportAttributeAccessIssue=false
-"""Tensors in another process's memory of this GPU, by handles of CUDA IPC as PyTorch makes them."""
+"""Handles of tensors in another process's memory of a GPU, as ipc_handles.py reads them: what they may reach."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from blink.engine.weight_group import bytes_of
 from blink.errors import BadRequestError
-from blink.fields import one_line
 from blink.region.tensor_stream import TensorEntry
 
 _TYPES: Final = {
@@ -24,14 +20,13 @@ _COUNTER: Final = re.compile(rb"/torch_[0-9]+_[0-9]+_[0-9]+")  # shared memory o
 _NUM_COUNTERS: Final = 10000  # in one
 
 
-def find_handle(entry: TensorEntry, handles: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Return a tensor's handle for a GPU. handles: by the UUIDs of GPUs.
+def find_handle(entry: TensorEntry, handles: Mapping[str, Any], uuid: str) -> dict[str, Any]:
+    """Return a tensor's handle for the GPU of a UUID. handles: by UUIDs, which may begin with GPU-.
 
     Raises:
         BadRequestError: there is none, or it is another tensor's.
     """
-    uuid = _plain(str(torch.cuda.get_device_properties(device).uuid))
-    found = next((one for gpu, one in handles.items() if _plain(gpu) == uuid), None)
+    found = next((one for gpu, one in handles.items() if _plain(gpu) == _plain(uuid)), None)
     if found is None:
         raise BadRequestError(
             f"'{entry.name}' does not lie on the engine's GPU, {uuid}: send a stream, or broadcast it."
@@ -55,31 +50,6 @@ def check_handle(entry: TensorEntry, handle: Mapping[str, Any]) -> None:
     counts = _COUNTER.fullmatch(bytes.fromhex(handle["counter"])) and 0 <= handle["counter_offset"] < _NUM_COUNTERS
     if not is_inside or not counts or 0 in shape:
         raise BadRequestError(f"'{entry.name}' has a handle that reaches beyond what it shares.")
-
-
-def read_shared(entry: TensorEntry, handle: Mapping[str, Any], device: torch.device) -> memoryview:
-    """Return the bytes of a tensor by a handle that was checked.
-
-    Raises:
-        BadRequestError: it cannot be opened: the process has ended, or the handle is none.
-    """
-    from cuda.bindings import driver
-
-    opened, counter, event = (bytes.fromhex(handle[name]) for name in ("handle", "counter", "event"))
-    counts = counter, handle["counter_offset"], event, handle["awaits_event"]
-    place = device.index or 0, opened, handle["num_bytes"], handle["offset_bytes"]
-    try:
-        storage = torch.UntypedStorage._new_shared_cuda(*place, *counts)
-    except RuntimeError as error:
-        raise BadRequestError(
-            f"'{entry.name}' cannot be reached in the trainer's memory: {one_line(error)}."
-        ) from error
-    status, base, size = driver.cuMemGetAddressRange(storage.data_ptr())
-    if int(status) != 0 or storage.data_ptr() + storage.nbytes() > int(base) + int(size):
-        raise BadRequestError(f"'{entry.name}' has a handle that reaches beyond the trainer's memory.")
-    shared = torch.empty(0, dtype=getattr(torch, handle["dtype"]), device=device)
-    shared.set_(storage, handle["offset"], tuple(handle["shape"]), tuple(handle["stride"]))
-    return bytes_of(shared.cpu().contiguous())
 
 
 def _plain(uuid: str) -> str:

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from blink.engine.shared_tensors import find_handle, read_shared
 from blink.engine.weight_group import WeightGroup
 from blink.errors import BadRequestError
 from blink.models.weights.files import resolve_model
-from blink.models.weights.staged_tensors import StagedTensors
-from blink.region.tensor_stream import make_entry
+from blink.models.weights.staged_tensors import ReadTensor, StagedTensors
+from blink.region.tensor_stream import TensorEntry, make_entry
+
+OpenShared = Callable[[Sequence[TensorEntry], Sequence[Mapping[str, Any]]], ReadTensor]
 
 
 class TensorUpdates:
@@ -66,23 +67,23 @@ class TensorUpdates:
             self.leave(group)  # its ranks no longer agree on what comes next
             raise
 
-    def share(self, model: str, tensors: Sequence[Sequence[Any]], handles: Sequence[Mapping[str, Any]]) -> None:
+    def share(
+        self,
+        model: str,
+        open_shared: OpenShared,
+        tensors: Sequence[Sequence[Any]],
+        handles: Sequence[Mapping[str, Any]],
+    ) -> None:
         """Take a part that lies in another process's memory of this GPU.
 
-        handles: of each tensor, by GPU, as ipc_handles.py reads them.
+        open_shared: returns what reads tensors; handles: of each, by GPU, as ipc_handles.py reads them.
 
         Raises:
             BadRequestError: it lies elsewhere, or does not fit the model.
         """
-        if self._device.type == "cpu":
-            raise BadRequestError("CUDA IPC needs an engine on the trainer's GPU; this one is on a CPU: send a stream.")
         entries = [make_entry(*one) for one in tensors]
-        own = {entry.name: find_handle(entry, one, self._device) for entry, one in zip(entries, handles, strict=True)}
-        staged = self._stage(model)
-        self._run_on(
-            self._device,
-            lambda: staged.store(entries, lambda entry: [read_shared(entry, own[entry.name], self._device)]),
-        )
+        read, staged = open_shared(entries, handles), self._stage(model)
+        self._run_on(self._device, lambda: staged.store(entries, read))
 
     def join(self, name: str, address: str, port: int, rank: int, size: int, backend: str = "") -> None:
         """Join a group; one of that name is left first. backend: gloo or nccl; empty: that of the model's device.

@@ -93,7 +93,7 @@ class ModelSource:
         return self._load(self.checkpoint, self.spec, self.target.device)
 
     def check_over(self, model: Decoder) -> None:
-        """Check that all weights could be written over a model's own; beside those there must be room for a layer.
+        """Check that all weights could be written over a model's own, of which one layer at a time exists twice.
 
         Raises:
             ConfigError: one is missing, or differs in more than its values from that of the model.

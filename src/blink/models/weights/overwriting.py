@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newer weights in the memory of a model's own, which captured graphs read: values change, and nothing else may.
 
-A model is read part by part, so that beside it there is room for the largest part.
+A model is read part by part, so that no more than the largest part exists twice.
 """
 
 from __future__ import annotations
@@ -93,31 +93,37 @@ def _pair_tensors(name: str, own: Any, other: Any) -> Iterator[tuple[Tensor, Ten
         return
     if type(own) is not type(other):
         raise _refuse(name, type(own).__name__, type(other).__name__)
-    if isinstance(own, Tensor):
-        if _form_of(own) != _form_of(other):
-            raise _refuse(name, _form_of(own), _form_of(other))
-        yield own, other
-        return
-    items, others = _list_items(own), _list_items(other)
-    if not items:
-        if own != other:
+    match own:
+        case Tensor():
+            if _form_of(own) != _form_of(other):
+                raise _refuse(name, _form_of(own), _form_of(other))
+            yield own, other
+        case QuantizedWeight() | tuple() | list():
+            yield from _pair_items(name, _list_items(own), _list_items(other))
+        case _ if is_dataclass(own):
+            yield from _pair_items(name, _list_items(own), _list_items(other))
+        case _ if own != other:
             raise _refuse(name, own, other)
-        return
-    if items.keys() != others.keys():
-        raise _refuse(name, f"{len(items)} parts", f"{len(others)}")
-    for key, item in items.items():
-        yield from _pair_tensors(f"{name}.{key}", item, others[key])
+        case _:
+            pass
+
+
+def _pair_items(name: str, own: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    if own.keys() != other.keys():
+        raise _refuse(name, f"{len(own)} parts", f"{len(other)}")
+    for key, item in own.items():
+        yield from _pair_tensors(f"{name}.{key}", item, other[key])
 
 
 def _list_items(part: Any) -> dict[str, Any]:
-    """Return what a part consists of; nothing of a value that has no parts."""
+    """Return what a part consists of, by name."""
     if is_dataclass(part):
         return {field.name: getattr(part, field.name) for field in fields(part)}
-    if isinstance(part, QuantizedWeight):
-        return vars(part)
-    if isinstance(part, tuple | list):
-        return {str(index): item for index, item in enumerate(part)}
-    return {}
+    match part:
+        case QuantizedWeight():
+            return vars(part)
+        case _:
+            return {str(index): item for index, item in enumerate(part)}
 
 
 def _form_of(tensor: Tensor) -> tuple[tuple[int, ...], torch.dtype, torch.device, tuple[int, ...]]:
