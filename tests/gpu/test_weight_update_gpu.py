@@ -204,7 +204,7 @@ def test_an_update_that_breaks_off_leaves_the_weights_undefined(
 
 
 def test_sleep_is_refused_before_anything_is_paused(site: Site, llm: LLM) -> None:
-    with pytest.raises(BadRequestError, match="does not sleep yet"):
+    with pytest.raises(BadRequestError, match="does not sleep"):
         llm.sleep(2)
     assert not llm.is_paused() and generate(llm) == site.of_first
 

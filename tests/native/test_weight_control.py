@@ -19,12 +19,14 @@ from torch import Tensor
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.device_leave import without_scheduler
 from blink.engine.model_control import ModelControl
+from blink.engine.sleeping_memory import SleepingMemory
 from blink.errors import BadRequestError, ConfigError
 from blink.models.layer_weights import list_weights
-from blink.models.weights.loader import load_model
+from blink.models.weights.loader import load_model, open_model
 from blink.models.weights.overwriting import Overwrite
 from blink.offline.tensors import stream_tensors
 from blink.region.layout import Absent
+from fake_memory import FakeMemory
 from harness import expected_tokens, run_until_finished, running, small_config, submit
 from model_families import save_model
 from resident import Resident
@@ -63,12 +65,16 @@ def weights_of(path: Path) -> list[Tensor]:
 class Engine:
     """A scheduler that serves, a model, and the thread that carries out what is asked of it."""
 
-    def __init__(self, models: Models, resident: Resident) -> None:
+    def __init__(self, models: Models, resident: Resident, *, sleeps: bool) -> None:
         self.resident, self.region = resident, resident.harness.region
-        self.model = load_model(config_of(models.first), CPU, torch.bfloat16)
+        self.parts = None
+        if sleeps:
+            self.parts = gpu_weights.SleepingParts(*(SleepingMemory(FakeMemory, CPU) for _ in range(2)))
+        source = open_model(config_of(models.first), CPU, torch.bfloat16)
+        self.model = source.load(None if self.parts is None else self.parts.weights.place)
         leave = partial(without_scheduler, self.region, resident)
         config = EngineConfig(region="control", model=config_of(models.first))
-        self.control = ModelControl(self.region, gpu_weights.GpuWeights(self.model), config, CPU, leave)
+        self.control = ModelControl(self.region, gpu_weights.GpuWeights(self.model, self.parts), config, CPU, leave)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -104,12 +110,12 @@ class Engine:
         return inbox.tokens(sequence) == expected_tokens(PROMPT, 5, harness.vocab_size)
 
 
-@pytest.fixture
-def engine(models: Models) -> Iterator[Engine]:
+@pytest.fixture(params=[False, True], ids=["awake", "sleeps"])
+def engine(models: Models, request: pytest.FixtureRequest) -> Iterator[Engine]:
     with running(small_config()) as harness:
         resident = Resident(harness)
         resident.start()
-        engine = Engine(models, resident)
+        engine = Engine(models, resident, sleeps=request.param)
         yield engine
         engine.close()
         resident.end()
@@ -160,8 +166,27 @@ def test_an_update_that_breaks_off_leaves_the_weights_undefined_until_a_whole_on
     assert engine.serves()
 
 
+@pytest.mark.parametrize("engine", [False], indirect=True)
 def test_an_engine_that_cannot_sleep_says_so_and_serves_on(models: Models, engine: Engine) -> None:
     for order in ("check_sleep", "sleep"):
-        with pytest.raises((BadRequestError, ConfigError), match="does not sleep yet"):
+        with pytest.raises((BadRequestError, ConfigError), match="does not sleep"):
             engine.ask(order, **({"level": 1} if order == "sleep" else {}))
     assert not engine.control.is_holding and engine.has(models.first) and engine.serves()
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_an_engine_sleeps_wakes_up_and_takes_weights_meanwhile(models: Models, engine: Engine) -> None:
+    engine.ask("check_sleep")
+    assert engine.parts is not None
+    cells = engine.parts.cells.allocate((64,), torch.float16, CPU)
+    for level, path in ((1, models.first), (2, models.first), (2, models.second)):
+        engine.ask("sleep", level=level)
+        assert engine.control.is_holding and not engine.parts.cells.is_mapped
+        assert engine.parts.weights.is_mapped is (level == 1)
+        if path == models.second:
+            engine.update(path)
+        engine.ask("wake_up", tags=["weights"])
+        assert engine.control.is_holding
+        engine.ask("wake_up", tags=["kv_cache"])
+        assert engine.has(path) and cells.count_nonzero() == 0 and engine.region.control_word("absent") == 0
+        assert engine.serves()

@@ -40,6 +40,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import cache_folder
+from blink.models.weights.loader import open_model
 from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
@@ -68,7 +69,9 @@ class GpuEngine(Engine):
         refuse_on_gpu(config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
-        super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._parts = gpu_weights.reserve_parts(device)
+        super().__init__(config, device)
         self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
@@ -84,7 +87,7 @@ class GpuEngine(Engine):
             return None
         leave = functools.partial(without_scheduler, self._region, self._scheduler)
         control = ModelControl(
-            self._region, gpu_weights.GpuWeights(self._model), self._config, self._model.device, leave
+            self._region, gpu_weights.GpuWeights(self._model, self._parts), self._config, self._model.device, leave
         )
         self._sockets.append(control.listen())
         return control
@@ -110,13 +113,17 @@ class GpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         if config.tensor_parallel_size == 1:
-            return super()._load(config, device, dtype)
+            if self._parts is None:
+                return super()._load(config, device, dtype)
+            return Runner(open_model(config.model, device, dtype).load(self._parts.weights.place))
         self._group = GpuGroup(config, device, dtype)
         return self._group.runner
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         for follower in self._followers:
             follower.allocate(functools.partial(self._allocate_rank, size), self._config.max_num_batched_tokens)
+        if self._parts is not None:
+            self._model.allocate_cells = self._parts.cells.allocate
         return super()._allocate_kv_cache(size)
 
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> KvCache:

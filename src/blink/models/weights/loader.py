@@ -84,13 +84,13 @@ class ModelSource:
     kv_scales: Sequence[KvScales]
     table_device: torch.device
 
-    def load(self) -> Decoder:
-        """Load the whole model.
+    def load(self, place: Place | None = None) -> Decoder:
+        """Load the whole model; place: as DecoderLoader has it.
 
         Raises:
             ConfigError: a weight is missing, of another shape, or there is no memory.
         """
-        return self._load(self.checkpoint, self.spec, self.target.device)
+        return self._lock(self._load(self.checkpoint, self.spec, self.target.device, place))
 
     def check_over(self, model: Decoder) -> None:
         """Check that all weights could be written over a model's own, of which one layer at a time exists twice.
@@ -125,7 +125,7 @@ class ModelSource:
             cuts = Cuts(self.spec, specs[rank].shard, block)
             try:
                 device = devices[rank] if devices else self.target.device
-                return self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device)
+                return self._lock(self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device))
             except BaseException as error:
                 reads.fail(error)
                 raise
@@ -144,8 +144,11 @@ class ModelSource:
         ) as progress:
             target = replace(self.target, device=device, advance=progress.update)
             table_device = device if self.table_device == self.target.device else self.table_device
-            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device, place).load()
-        if place is None and self.table_device != self.target.device and model.inputs is not None:
+            return DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device, place).load()
+
+    def _lock(self, model: Decoder) -> Decoder:
+        """Let the GPU read what lies in the host's memory, and return the model."""
+        if self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)
         return model
 

@@ -108,6 +108,19 @@ def _pair_tensors(name: str, own: Any, other: Any) -> Iterator[tuple[Tensor, Ten
             pass
 
 
+def list_tensors(part: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a part of a model."""
+    match part:
+        case Tensor():
+            yield part
+        case QuantizedWeight() | tuple() | list():
+            yield from (one for item in _list_items(part).values() for one in list_tensors(item))
+        case _ if is_dataclass(part):
+            yield from (one for item in _list_items(part).values() for one in list_tensors(item))
+        case _:
+            pass
+
+
 def _pair_items(name: str, own: dict[str, Any], other: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     if own.keys() != other.keys():
         raise _refuse(name, f"{len(own)} parts", f"{len(other)}")
