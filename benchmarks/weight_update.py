@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long new weights take, from disk and by a stream of tensors.
 
-    python benchmarks/weight_update.py CONFIG [--device cpu]
+    python benchmarks/weight_update.py CONFIG [--layers N] [--device cpu]
 
 CONFIG is the folder of a Llama's config.json, such as src/blink/models/configs/llama-3-8b. The weights are random, in a
 temporary folder. Each time is the least of three.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,10 +25,11 @@ from blink.engine import gpu_weights
 _TIMES = 3
 
 
-def write_weights(folder: Path, config: Path) -> None:
+def write_weights(folder: Path, config: Path, layers: int) -> None:
     """Write a Llama of random bfloat16 weights."""
-    shutil.copy(config / "config.json", folder)
     sizes = json.loads((config / "config.json").read_text())
+    sizes["num_hidden_layers"] = layers or sizes["num_hidden_layers"]
+    (folder / "config.json").write_text(json.dumps(sizes))
     hidden, inner, heads = sizes["hidden_size"], sizes["intermediate_size"], sizes["num_attention_heads"]
     head = sizes.get("head_dim") or hidden // heads
     queries, keys = heads * head, sizes["num_key_value_heads"] * head
@@ -61,12 +61,13 @@ def least(run: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("config", type=Path, help="the folder of a Llama's config.json")
+    parser.add_argument("--layers", type=int, default=0, help="so many of the model's; 0: all")
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
     gpu_weights.TAKES_WEIGHTS = True
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_weights(folder, asked.config)
+        write_weights(folder, asked.config, asked.layers)
         size = (folder / "model.safetensors").stat().st_size / 1e9
         options = {"max_num_seqs": 4, "max_model_len": 2048, "num_gpu_blocks_override": 1024}
         with LLM(place, device=asked.device, dtype="bfloat16", skip_tokenizer_init=True, **options) as llm:
