@@ -293,3 +293,30 @@ class TestHold:
         served.step(3)
         assert served.inbox.finish(sequence) == FinishReason.ABORT
         assert served.harness.engine_state == EngineState.DRAINED
+
+    def test_a_scheduler_leaves_its_device_for_the_hold_in_effect_and_for_no_other(self, served: Served) -> None:
+        sequence, region = served.start(), served.harness.region
+        served.step(4)
+        region.store_control("leave", 7)
+        assert StepResult.AWAY not in served.step(2)  # nothing is held yet
+        self.hold(served, 7)
+        assert set(served.step(3)) == {StepResult.AWAY} and served.is_paused()
+        self.hold(served, 8)
+        assert set(served.step(3)) == {StepResult.IDLE}
+        region.store_control("leave", 8)
+        assert served.step() == [StepResult.AWAY]
+        region.store_control("leave", 0)
+        assert served.step() == [StepResult.IDLE]
+        self.hold(served, 0)
+        served.finish(sequence)
+        assert served.inbox.tokens(sequence) == expected_tokens(PROMPT, 12, served.harness.vocab_size)
+
+    def test_it_leaves_no_step_in_flight_behind(self, served: Served) -> None:
+        served.start()
+        served.step(3)
+        assert served.harness.step(finish=False) == StepResult.LAUNCHED
+        for name in ("leave", "hold"):
+            served.harness.region.store_control(name, 7)
+        assert {served.harness.step(finish=False) for _ in range(3)} == {StepResult.BUSY}
+        served.harness.finish()
+        assert served.harness.step() == StepResult.AWAY and self.held(served) == 7

@@ -163,7 +163,7 @@ def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch
 @pytest.mark.parametrize("path", BODIES)
 def test_an_engine_that_takes_no_orders_about_its_model_is_not_paused_for_them(server: FakeServer, path: str) -> None:
     response = ask(server, path, **MASTER)
-    assert "only one on a CPU does" in response.json()["error"]["message"]
+    assert "docs/pause.md says which engines do" in response.json()["error"]["message"]
     assert server.engine.paused == []
 
 
@@ -171,10 +171,14 @@ def test_an_engine_that_takes_no_orders_about_its_model_is_not_paused_for_them(s
     ("path", "body", "named"),
     [
         ("/update_weights_from_tensor", {"serialized_named_tensors": ["gASV"]}, "pickles"),
-        ("/init_weights_update_group", {**PLACE, "backend": "nccl"}, "backend"),
+        ("/init_weights_update_group", {**PLACE, "backend": "mpi"}, "backend"),
         ("/init_weights_update_group", {**PLACE, "backend": "gloo", "rank_offset": 0}, "rank_offset"),
         ("/update_weights", {"update_info": {**TENSORS, "dtype_names": ["float32"], "packed": True}}, "packed"),
-        ("/update_weights", {"update_info": {**TENSORS, "dtype_names": ["x"], "ipc_handles_pickled": "gASV"}}, "ipc"),
+        (
+            "/update_weights",
+            {"update_info": {**TENSORS, "dtype_names": ["bool"], "ipc_handles_pickled": "gASV"}},
+            "ipc",
+        ),
         ("/start_weight_update", {"is_checkpoint_format": False}, "is_checkpoint_format"),
         ("/update_weights_from_ipc", {"zmq_handles": {}}, "pickles"),
     ],

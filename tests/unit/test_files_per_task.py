@@ -168,7 +168,7 @@ BUILT = [
             "offline/controls.py",
         ),
         beyond=1,  # its words are in each layer of region and link
-        since=("offline/async_controls.py",),
+        since=("engine/gpu.py", "offline/async_controls.py"),
     ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),
 ]

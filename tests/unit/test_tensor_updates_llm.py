@@ -15,7 +15,15 @@ import torch
 from blink import LLM, SamplingParams
 from blink.async_llm import AsyncLLM
 from blink.errors import BadRequestError
-from blink.link.model_orders import ask_begin, ask_broadcast, ask_commit, ask_join, ask_leave, send_tensors
+from blink.link.model_orders import (
+    ask_begin,
+    ask_broadcast,
+    ask_commit,
+    ask_join,
+    ask_leave,
+    ask_share,
+    send_tensors,
+)
 from blink.offline.tensors import stream_tensors
 from blink.request.source import TokensPrompt
 from model_families import change_weights, save_model
@@ -177,4 +185,12 @@ def test_a_trainer_that_is_killed_while_it_broadcasts_leaves_the_weights_whole(s
     finally:
         trainer.kill()
         trainer.wait(60)
+    assert generate(llm) == site.of_first
+
+
+def test_an_engine_on_a_cpu_refuses_nccl_and_cuda_ipc_by_name(site: Site, llm: LLM) -> None:
+    with pytest.raises(BadRequestError, match="nccl needs an engine on a GPU"):
+        ask_join(region_of(llm), GROUP, "127.0.0.1", 1, 1, 2, "nccl")
+    with pytest.raises(BadRequestError, match="CUDA IPC needs an engine on the trainer's GPU"):
+        ask_share(region_of(llm), [("x", "F32", [1])], [{}])
     assert generate(llm) == site.of_first

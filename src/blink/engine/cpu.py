@@ -6,10 +6,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -25,20 +24,20 @@ from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
+from blink.engine.same_model import open_same_model
 from blink.engine.state import HostState
-from blink.errors import ConfigError, RankLostError
+from blink.errors import BadRequestError, ConfigError, RankLostError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.rounding import Rounding
-from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import ModelSource, load_model, open_model
 from blink.plan.site import Bucket
-from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
+from blink.region.tensor_stream import TensorEntry
 from blink.runner.run import Runner
 from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
@@ -72,7 +71,7 @@ class CpuEngine(Engine):
             self._write_fingerprint(self._config.model)
             self._fill_costs()
             self._host = self._allocate_host(self._model)
-            self._control = ModelControl(self._region, self, self._config.model)
+            self._control = ModelControl(self._region, self, self._config, self._model.device)
             self._open_control()
         except BaseException:
             self._end_followers()
@@ -152,11 +151,7 @@ class CpuEngine(Engine):
         """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
         if self._followers is not None or self._sockets:
             return
-        try:
-            self._sockets.append(EngineSocket(self._config.region, MODEL, self._control.answer))
-        except BaseException:
-            self._region.remove()
-            raise
+        self._sockets.append(self._control.listen())
 
     def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
         """Open weights of the same model; newer: files with tensors that stand for some of them.
@@ -164,10 +159,19 @@ class CpuEngine(Engine):
         Raises:
             ConfigError: they do not fit it, or are not there.
         """
-        source = open_model(config, self._model.device, self._model.dtype, newer)
-        if source.spec != replace(self._model.spec, drafter=None):
-            raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
-        return source
+        return open_same_model(self._model, config, newer)
+
+    def check_sleep(self) -> None:
+        """Refuse nothing."""
+
+    def open_shared(self, entries: Sequence[TensorEntry], handles: Sequence[Mapping[str, Any]]) -> NoReturn:
+        """Refuse tensors of a GPU's memory.
+
+        Raises:
+            BadRequestError: always.
+        """
+        del entries, handles
+        raise BadRequestError("CUDA IPC needs an engine on the trainer's GPU; this one is on a CPU: send a stream.")
 
     def load_weights(self, source: ModelSource) -> None:
         """Free the weights that are there, and load others.

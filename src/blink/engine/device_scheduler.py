@@ -4,7 +4,7 @@
 """The resident scheduler of one GPU: its memory, the step graphs that it launches, and its start.
 
 Once start() has returned, nothing in this process may synchronise with the device or allocate on it: the scheduler
-never ends, so such a call would wait for ever.
+never ends, so such a call would wait for ever. device_leave.py has the exception.
 """
 
 from __future__ import annotations
@@ -151,9 +151,13 @@ class DeviceScheduler:
             torch.cuda.synchronize()
 
     def start(self) -> None:
-        """Launch the resident kernel that is prepared; it runs until the region's stop word or an error."""
+        """Launch the resident kernel that is prepared; it runs until the region's stop or leave word, or an error."""
         with torch.cuda.device(self._device):
             check(driver.cuGraphLaunch(self._resident[1], self.stream.cuda_stream))
+
+    def has_ended(self) -> bool:
+        """Whether nothing of the resident kernel, or of what it has launched, is in flight."""
+        return self.stream.query()
 
     def run_passes(self, passes: int) -> None:
         """Run a bounded number of scheduler passes and wait for them and their steps, for tests."""

@@ -16,10 +16,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from blink.config import EngineConfig
+from blink.engine import gpu_weights
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import refuse_on_gpu
+from blink.engine.device_leave import without_scheduler
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
@@ -27,6 +29,7 @@ from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.engine.guessing import add_drafter, count_head_bytes
+from blink.engine.model_control import ModelControl
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
@@ -38,6 +41,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import cache_folder
+from blink.models.weights.loader import open_model
 from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
@@ -66,7 +70,9 @@ class GpuEngine(Engine):
         refuse_on_gpu(config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
-        super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
+        device = torch.device("cuda", torch.cuda.current_device())
+        self._parts = gpu_weights.reserve_parts(device)
+        super().__init__(config, device)
         for follower, store in zip(self._followers, self._stores[1:], strict=False):
             follower.runner.adapters = store
         self._host = self._allocate_host()
@@ -78,6 +84,18 @@ class GpuEngine(Engine):
         capture_copies(self._scheduler, self._stores, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
+        self._control = self._open_control()
+
+    def _open_control(self) -> ModelControl | None:
+        """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
+        if not gpu_weights.TAKES_WEIGHTS or self._group is not None or self._sockets:
+            return None
+        leave = functools.partial(without_scheduler, self._region, self._scheduler)
+        control = ModelControl(
+            self._region, gpu_weights.GpuWeights(self._model, self._parts), self._config, self._model.device, leave
+        )
+        self._sockets.append(control.listen())
+        return control
 
     def _allocate_host(self) -> GpuHostBlocks | None:
         """Allocate blocks in host memory, if there are to be such."""
@@ -103,7 +121,10 @@ class GpuEngine(Engine):
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         check_ranks(config.speculation, config.tensor_parallel_size)
         if config.tensor_parallel_size == 1:
-            runner = super()._load(config, device, dtype)
+            if self._parts is None:
+                runner = super()._load(config, device, dtype)
+            else:
+                runner = Runner(open_model(config.model, device, dtype).load(self._parts.weights.place))
             add_drafter(runner, config, count_rows(config))
             return runner
         self._group = GpuGroup(config, device, dtype)
@@ -112,6 +133,8 @@ class GpuEngine(Engine):
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         for follower in self._followers:
             follower.allocate(functools.partial(self._allocate_rank, size), self._config.max_num_batched_tokens)
+        if self._parts is not None:
+            self._model.allocate_cells = self._parts.cells.allocate
         return super()._allocate_kv_cache(size)
 
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> KvCache:
@@ -275,7 +298,10 @@ class GpuEngine(Engine):
     def _advance(self) -> bool:
         if self.state in _ENDED:
             return False
-        time.sleep(_WATCH_SECONDS)
+        if self._control is None:
+            time.sleep(_WATCH_SECONDS)
+        else:
+            self._control.run_jobs(_WATCH_SECONDS)
         if self._energy is not None:
             self._energy.look(time.monotonic())
         heartbeat = self._region.control_word("heartbeat")
@@ -287,6 +313,8 @@ class GpuEngine(Engine):
         return not self.is_dead
 
     def _end(self) -> None:
+        if self._control is not None:
+            self._control.close()
         if self.state in _ENDED:  # else an error of the host came first, and nothing may wait for the device
             torch.cuda.synchronize()  # the kernel has ended or is about to
             self._scheduler.destroy_graphs()

@@ -9,21 +9,27 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Protocol
 
-from blink.config import ModelConfig
+import torch
+
+from blink.config import EngineConfig, ModelConfig
 from blink.engine.hold import Hold
 from blink.engine.tensor_updates import TensorUpdates
 from blink.errors import BadRequestError, BlinkError, ConfigError
-from blink.link.model_orders import check_level, check_tags
+from blink.link.model_orders import SOCKET, check_level, check_tags
 from blink.models.weights.loader import ModelSource
+from blink.models.weights.staged_tensors import ReadTensor
+from blink.region.engine_socket import EngineSocket
 from blink.region.layout import Absent, Drop
 from blink.region.memory import Region
+from blink.region.tensor_stream import TensorEntry
 
 logger = logging.getLogger("blink.engine")
 
@@ -33,6 +39,14 @@ _BITS = {"weights": _WEIGHTS, "kv_cache": Absent.KV_CACHE}
 
 class ChangeableModel(Protocol):
     """An engine's model, as its memory is freed and filled; for the engine's own thread."""
+
+    def check_sleep(self) -> None:
+        """Refuse to sleep where memory cannot be freed; ConfigError: that is so."""
+        ...
+
+    def open_shared(self, entries: Sequence[TensorEntry], handles: Sequence[Mapping[str, Any]]) -> ReadTensor:
+        """Return what reads tensors in another process's memory, by handles; BadRequestError: none can."""
+        ...
 
     def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
         """Open weights of the same model; newer: files that stand for some; ConfigError: they do not fit."""
@@ -66,25 +80,49 @@ class _Weights:
 class ModelControl:
     """Changes an engine's model."""
 
-    def __init__(self, region: Region, model: ChangeableModel, config: ModelConfig) -> None:
-        """config: of the weights that are loaded."""
-        self._hold, self._model, self._weights = Hold(region), model, _Weights(config)
-        self._tensors = TensorUpdates()
+    def __init__(
+        self,
+        region: Region,
+        model: ChangeableModel,
+        config: EngineConfig,
+        device: torch.device,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """config: of the weights that are loaded; around: in what the engine's thread does each thing."""
+        self._region, self._name = region, config.region
+        self._hold, self._model, self._weights = Hold(region), model, _Weights(config.model)
+        self._around, self._asked = around, threading.Event()
+        self._tensors = TensorUpdates(device, self._have_device)
         self._has_weights = True
         self._turn = threading.Lock()
         self._jobs = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]()
+
+    def listen(self) -> EngineSocket:
+        """Open the socket on which frontends ask.
+
+        Raises:
+            ConfigError: it cannot be made; the region is removed.
+        """
+        try:
+            return EngineSocket(self._name, SOCKET, self.answer)
+        except BaseException:
+            self._region.remove()
+            raise
 
     @property
     def is_holding(self) -> bool:
         """Whether the scheduler is held, so that jobs may come at any time."""
         return self._hold.is_on
 
-    def run_jobs(self) -> None:
-        """Carry out what was asked; for the engine's own thread."""
+    def run_jobs(self, seconds: float = 0.0) -> None:
+        """Carry out what was asked, or is within some seconds; for the engine's own thread."""
+        self._asked.wait(seconds)
+        self._asked.clear()
         while not self._jobs.empty():
             job, done = self._jobs.get()
             try:
-                job()
+                with self._around():
+                    job()
             except BaseException as error:
                 done.set_exception(error)
             else:
@@ -100,6 +138,7 @@ class ModelControl:
             EngineUnavailableError: the scheduler does not run.
         """
         orders: dict[str, Callable[..., None]] = {
+            "check_sleep": self._model.check_sleep,
             "sleep": self.sleep,
             "wake_up": self.wake_up,
             "update": self.update,
@@ -107,6 +146,7 @@ class ModelControl:
             "leave": self._tensors.leave,
             "begin": self._tensors.begin,
             "receive": lambda: self._tensors.receive(self._weights.config.model, rest),
+            "share": lambda **asked: self._tensors.share(self._weights.config.model, self._model.open_shared, **asked),
             "broadcast": lambda **asked: self._tensors.broadcast(self._weights.config.model, **asked),
             "commit": self.commit,
         }
@@ -117,6 +157,7 @@ class ModelControl:
     def sleep(self, level: int) -> None:
         """Free the KV cache, at level 2 the weights too; sequences are to compute their KV anew."""
         check_level(level)
+        self._model.check_sleep()
         self._hold.begin(Drop.KV_CACHE)
         self._hold.absent |= Absent.KV_CACHE | Absent.WEIGHTS
         self._run(self._model.free_kv_cache)
@@ -184,6 +225,17 @@ class ModelControl:
         self._model.load_weights(source)
         self._hold.absent &= ~Absent.UNDEFINED
 
+    def _have_device(self, job: Callable[[], None]) -> None:
+        """Do what needs the model's device, while the scheduler is held; requests are kept as they are."""
+        was_on = self._hold.is_on
+        if not was_on:
+            self._hold.begin(Drop.NOTHING)
+        try:
+            self._run(job)
+        finally:
+            if not was_on:
+                self._go_on()
+
     def _go_on(self) -> None:
         if self._hold.is_on and not self._hold.absent:
             self._hold.end()
@@ -192,6 +244,7 @@ class ModelControl:
         """Let the engine's thread do something, and wait for it."""
         done = Future[None]()
         self._jobs.put((job, done))
+        self._asked.set()
         try:
             done.result()
         except ConfigError as error:

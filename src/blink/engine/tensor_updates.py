@@ -1,27 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates of weights that come tensor by tensor, from a stream or from a group of processes.
+"""Updates of weights that come tensor by tensor: from a stream, a group of processes, or another process's GPU memory.
 
 Tensors wait in files while the engine serves; ModelControl loads them as it loads weights from disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from blink.engine.weight_group import WeightGroup
 from blink.errors import BadRequestError
 from blink.models.weights.files import resolve_model
-from blink.models.weights.staged_tensors import StagedTensors
-from blink.region.tensor_stream import make_entry
+from blink.models.weights.staged_tensors import ReadTensor, StagedTensors
+from blink.region.tensor_stream import TensorEntry, make_entry
+
+OpenShared = Callable[[Sequence[TensorEntry], Sequence[Mapping[str, Any]]], ReadTensor]
 
 
 class TensorUpdates:
     """Takes the tensors of an update in one part, or in several between begin() and commit()."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device, have_device: Callable[[Callable[[], None]], None]) -> None:
+        """device: the model's; have_device: runs what allocates on it, or waits for it."""
+        self._device, self._have_device = device, have_device
         self._staged: StagedTensors | None = None
         self._groups = dict[str, WeightGroup]()
         self.is_open = False  # whether further parts are to come
@@ -54,24 +60,53 @@ class TensorUpdates:
             raise BadRequestError(f"There is no group '{group}': POST /init_weights_update_group first.")
         staged, entries = self._stage(model), [make_entry(*one) for one in tensors]
         staged.check(entries)  # a refusal after the first broadcast would leave the trainer's others unheard
+        joined = self._groups[group]
         try:
-            staged.store(entries, lambda entry: [self._groups[group].receive(entry)])
+            self._run_on(joined.device, lambda: staged.store(entries, lambda entry: [joined.receive(entry)]))
         except BadRequestError:
-            del self._groups[group]  # its ranks no longer agree on what comes next
+            self.leave(group)  # its ranks no longer agree on what comes next
             raise
 
-    def join(self, name: str, address: str, port: int, rank: int, size: int) -> None:
-        """Join a group; one of that name is left first.
+    def share(
+        self,
+        model: str,
+        open_shared: OpenShared,
+        tensors: Sequence[Sequence[Any]],
+        handles: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Take a part that lies in another process's memory of this GPU.
+
+        open_shared: returns what reads tensors; handles: of each, by GPU, as ipc_handles.py reads them.
+
+        Raises:
+            BadRequestError: it lies elsewhere, or does not fit the model.
+        """
+        entries = [make_entry(*one) for one in tensors]
+        read, staged = open_shared(entries, handles), self._stage(model)
+        self._run_on(self._device, lambda: staged.store(entries, read))
+
+    def join(self, name: str, address: str, port: int, rank: int, size: int, backend: str = "") -> None:
+        """Join a group; one of that name is left first. backend: gloo or nccl; empty: that of the model's device.
 
         Raises:
             BadRequestError: it cannot be joined.
         """
-        self._groups.pop(name, None)
-        self._groups[name] = WeightGroup(name, address, port, rank, size)
+        is_nccl = (backend or ("gloo" if self._device.type == "cpu" else "nccl")) == "nccl"
+        if is_nccl and self._device.type == "cpu":
+            raise BadRequestError("backend nccl needs an engine on a GPU; this one is on a CPU, which has gloo.")
+        device = self._device if is_nccl else torch.device("cpu")
+        self.leave(name)
+
+        def join() -> None:
+            self._groups[name] = WeightGroup(name, address, port, rank, size, device)
+
+        self._run_on(device, join)
 
     def leave(self, name: str) -> None:
         """Leave a group, if it was joined."""
-        self._groups.pop(name, None)
+        group = self._groups.get(name)
+        if group is not None:
+            self._run_on(group.device, lambda: self._groups.pop(name).close())
 
     def end(self) -> None:
         """Expect no further part, and refuse an update without tensors.
@@ -98,6 +133,12 @@ class TensorUpdates:
         if self._staged is not None:
             self._staged.close()
             self._staged = None
+
+    def _run_on(self, device: torch.device, job: Callable[[], None]) -> None:
+        if device.type == "cpu":
+            job()
+        else:
+            self._have_device(job)
 
     def _stage(self, model: str) -> StagedTensors:
         if self._staged is None:

@@ -6,7 +6,7 @@ Weights come from files, or tensor by tensor: in parts that are kept aside, and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from blink.errors import BadRequestError
@@ -27,9 +27,20 @@ def check_obeys(region: str) -> None:
     """
     if not socket_path(region, SOCKET).exists():
         raise BadRequestError(
-            "This engine neither sleeps nor takes other weights yet: only one on a CPU does, for frontends of its "
-            "host, and without such options as --tensor-parallel-size (docs/pause.md)."
+            "This engine neither sleeps nor takes other weights yet. docs/pause.md says which engines do, for "
+            "frontends on their host."
         )
+
+
+def check_sleeps(region: str) -> None:
+    """Refuse sleep to an engine that cannot, before it is paused.
+
+    Raises:
+        BadRequestError: it cannot.
+        EngineUnavailableError: no engine answers.
+    """
+    check_obeys(region)
+    _order(region, "check_sleep")
 
 
 def check_level(level: int) -> None:
@@ -103,14 +114,16 @@ def ask_commit(region: str, *, clears_cache: bool) -> None:
     _order(region, "commit", clears_cache=clears_cache)
 
 
-def ask_join(region: str, name: str, address: str, port: int, rank: int, size: int) -> None:
+def ask_join(region: str, name: str, address: str, port: int, rank: int, size: int, backend: str = "") -> None:
     """Let an engine join the group of processes in which a trainer broadcasts; returns when all ranks have.
+
+    backend: gloo or nccl; empty: that of the engine's device.
 
     Raises:
         BadRequestError: it cannot be joined.
         EngineUnavailableError: no engine answers.
     """
-    _order(region, "join", name=name, address=address, port=port, rank=rank, size=size)
+    _order(region, "join", name=name, address=address, port=port, rank=rank, size=size, backend=backend)
 
 
 def ask_leave(region: str, name: str) -> None:
@@ -132,6 +145,20 @@ def ask_broadcast(region: str, group: str, tensors: Sequence[tuple[str, str, Seq
         EngineUnavailableError: no engine answers.
     """
     return bool(_order(region, "broadcast", group=group, tensors=tensors)["is_open"])
+
+
+def ask_share(
+    region: str, tensors: Sequence[tuple[str, str, Sequence[int]]], handles: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Let an engine take tensors from another process's memory of its GPU; return whether further parts are to come.
+
+    handles: of each tensor, by GPU; tensors: as ask_broadcast() has them.
+
+    Raises:
+        BadRequestError: they do not fit the model, or lie elsewhere; nothing of them is kept.
+        EngineUnavailableError: no engine answers.
+    """
+    return bool(_order(region, "share", tensors=tensors, handles=handles)["is_open"])
 
 
 def send_tensors(region: str, parts: Iterable[bytes]) -> bool:

@@ -50,6 +50,7 @@ class Decoder:
         self.inputs = inputs
         self.classifier = classifier
         self.head: EagleHead | None = None
+        self.allocate_cells = allocate_cache  # where what layers keep lies; an engine may have other memory for it
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
@@ -104,4 +105,4 @@ class Decoder:
         return KvCache(layers, recurrent, snapshots, sources)
 
     def _allocate(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return allocate_cache(shape, dtype, self.device)
+        return self.allocate_cells(shape, dtype, self.device)

@@ -16,6 +16,7 @@ from blink.link.model_orders import (
     ask_wake_up,
     check_level,
     check_obeys,
+    check_sleeps,
     check_tags,
     send_tensors,
 )
@@ -75,7 +76,7 @@ class AsyncControls:
             BadRequestError: this engine cannot sleep.
         """
         check_level(level)
-        check_obeys(self._region)
+        await asyncio.to_thread(check_sleeps, self._region)
         await self.pause_generation(mode=mode)
         await asyncio.to_thread(ask_sleep, self._region, level)
 

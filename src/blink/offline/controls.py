@@ -17,6 +17,7 @@ from blink.link.model_orders import (
     ask_wake_up,
     check_level,
     check_obeys,
+    check_sleeps,
     check_tags,
     send_tensors,
 )
@@ -73,7 +74,7 @@ class EngineControls:
             BadRequestError: this engine cannot sleep.
         """
         check_level(level)
-        check_obeys(self._region)
+        check_sleeps(self._region)
         self.pause(mode)
         with self._turn:
             ask_sleep(self._region, level)

@@ -15,7 +15,15 @@ from blink.api.admin.pause_routes import AdminService, pause_engines, ready_clie
 from blink.api.admin.rights import check_admin
 from blink.api.http.bodies import JSON
 from blink.errors import BadRequestError
-from blink.link.model_orders import ask_sleep, ask_update, ask_wake_up, check_level, check_obeys, check_tags
+from blink.link.model_orders import (
+    ask_sleep,
+    ask_update,
+    ask_wake_up,
+    check_level,
+    check_obeys,
+    check_sleeps,
+    check_tags,
+)
 from blink.region.layout import Absent
 
 UPDATED: Final = {"success": True, "message": "Succeeded to update model weights."}
@@ -39,6 +47,7 @@ def model_routes(service: AdminService) -> APIRouter:
         """Pause, and free the KV cache (level 1), or the weights too (level 2)."""
         check_engine(service, request)
         check_level(level)
+        await asyncio.to_thread(check_sleeps, service.config.region)
         await pause_engines(service.poller, mode, clears_cache=True)
         await asyncio.to_thread(ask_sleep, service.config.region, level)
         return Response()

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Request
 from starlette.requests import ClientDisconnect
 
+from blink.api.admin.ipc_handles import read_handles
 from blink.api.admin.model_routes import UPDATED, check_engine, replace_weights
 from blink.api.admin.pause_routes import AdminService
 from blink.api.admin.tensor_schema import (
@@ -25,13 +26,14 @@ from blink.api.admin.tensor_schema import (
     InitTransferBody,
     LeaveGroupBody,
     StartUpdateBody,
+    UpdateInfo,
     UpdateWeightsBody,
     list_tensors,
 )
 from blink.api.http.bodies import JSON
 from blink.api.http.headers import header_of
 from blink.errors import BadRequestError, ClientGoneError
-from blink.link.model_orders import ask_begin, ask_broadcast, ask_commit, ask_join, ask_leave, pass_tensors
+from blink.link.model_orders import ask_begin, ask_broadcast, ask_commit, ask_join, ask_leave, ask_share, pass_tensors
 
 _STREAM: Final = "application/octet-stream"
 _OPENAPI: Final[dict[str, Any]] = {
@@ -49,10 +51,10 @@ class TensorUpdate:
     def __init__(self, service: AdminService) -> None:
         self._service, self._region = service, service.config.region
 
-    async def join(self, info: GroupInfo, name: str) -> None:
-        """Let the engine join a group; return when all of its ranks have."""
+    async def join(self, info: GroupInfo, name: str, backend: str = "") -> None:
+        """Let the engine join a group; return when all of its ranks have. backend: empty: its device's."""
         place = info.master_address, info.master_port, info.rank_offset, info.world_size
-        await asyncio.to_thread(ask_join, self._region, name, *place)
+        await asyncio.to_thread(ask_join, self._region, name, *place, backend)
 
     async def take_stream(self, request: Request, *, clears_cache: bool, aborts: bool) -> None:
         """Give the engine a request's body as it comes."""
@@ -68,6 +70,12 @@ class TensorUpdate:
         tensors = list_tensors(body.names, body.dtypes, body.shapes)
         if not await asyncio.to_thread(ask_broadcast, self._region, body.group_name, tensors):
             await self.commit(clears_cache=body.flush_cache, aborts=body.abort_all_requests)
+
+    async def take_shared(self, info: UpdateInfo, pickled: str) -> None:
+        """Let the engine take what lies in another process's memory of its GPU."""
+        tensors = list_tensors(info.names, info.dtype_names, info.shapes)
+        if not await asyncio.to_thread(ask_share, self._region, tensors, read_handles(pickled, len(tensors))):
+            await self.commit()
 
     async def begin(self) -> None:
         """Let what comes be parts of one update."""
@@ -111,7 +119,7 @@ def _add_sglang_routes(router: APIRouter, service: AdminService, update: TensorU
     async def init_weights_update_group(body: InitGroupBody, request: Request) -> dict[str, bool | str]:
         """Join a trainer's group of processes; answer when all ranks have."""
         check_engine(service, request)
-        await update.join(body, body.group_name)
+        await update.join(body, body.group_name, body.backend)
         return {"success": True, "message": "Succeeded to initialize custom process group."}
 
     @router.post("/destroy_weights_update_group")
@@ -167,9 +175,12 @@ def _add_vllm_routes(router: APIRouter, service: AdminService, update: TensorUpd
 
     @router.post("/update_weights")
     async def update_weights(body: UpdateWeightsBody, request: Request) -> dict[str, str]:
-        """Take tensors that rank 0 of the group broadcasts, in the order of their names."""
+        """Take tensors that rank 0 of the group broadcasts, or that lie in a trainer's memory of the engine's GPU."""
         check_engine(service, request)
         info = body.update_info
+        if info.ipc_handles_pickled is not None:
+            await update.take_shared(info, info.ipc_handles_pickled)
+            return {"message": "Weights updated"}
         asked = BroadcastBody(names=info.names, dtypes=info.dtype_names, shapes=info.shapes)
         await update.take_broadcast(asked)
         return {"message": "Weights updated"}

@@ -33,7 +33,7 @@ class InitGroupBody(GroupInfo):
     """SGLang's body of /init_weights_update_group."""
 
     group_name: _Name = GROUP
-    backend: Literal["gloo"] = Field(description="an engine on a CPU has gloo alone")
+    backend: Literal["gloo", "nccl"] = Field(description="an engine on a CPU has gloo alone")
 
 
 class LeaveGroupBody(BaseModel):
@@ -74,14 +74,15 @@ class StartUpdateBody(BaseModel):
 
 
 class UpdateInfo(BaseModel):
-    """vLLM's update_info of its NCCL backend; Blink's group has gloo."""
+    """vLLM's update_info, of its NCCL backend, or of its IPC backend where handles come."""
 
-    model_config = {"extra": "forbid"}  # handles of CUDA IPC, and pickles of them
+    model_config = {"extra": "forbid"}
 
     names: _Names
     dtype_names: list[str] = Field(description="as PyTorch calls them")
     shapes: list[list[int]]
     packed: Literal[False] = Field(default=False, description="each tensor is broadcast by itself")
+    ipc_handles_pickled: str | None = Field(default=None, description="base64; the pickle may hold handles alone")
 
 
 class UpdateWeightsBody(BaseModel):

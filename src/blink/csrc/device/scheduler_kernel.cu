@@ -9,14 +9,18 @@ namespace blink {
 
 constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block dozes between them
 
-// Run passes until the window's launches are spent; false if the scheduler has ended.
-__device__ bool run_window() {
+// How a window ends: its launches are spent; the host is to have the device; or the scheduler has ended.
+enum class WindowEnd : uint32_t { kSpent, kAway, kEnded };
+
+// Run passes until the window ends.
+__device__ WindowEnd run_window() {
   DeviceEnv env;
   State& state = shared.state;
   uint32_t launches = 0, idle = 0;
   while (launches + shared.num_copies < kLaunchesPerWindow) {
     const StepResult result = step(env, state);
-    if (result == StepResult::kStopped || result == StepResult::kFailed) return false;
+    if (result == StepResult::kStopped || result == StepResult::kFailed) return WindowEnd::kEnded;
+    if (result == StepResult::kAway) return WindowEnd::kAway;
     launches += result == StepResult::kLaunched;
     idle = result == StepResult::kIdle ? idle + 1 : 0;
     if (result == StepResult::kHeld || idle > kIdlePasses)
@@ -24,20 +28,22 @@ __device__ bool run_window() {
     else if (result == StepResult::kBusy)
       wait_for_step(state);
   }
-  return true;
+  return WindowEnd::kSpent;
 }
 
 }  // namespace blink
 
-// Run the scheduler until the host's stop word or an error ends it. Launched once by the host, then by itself.
+// Run the scheduler until the host's stop word or an error ends it, or the host is to have the device. Launched by the
+// host, once and when it has had the device, and else by itself.
 extern "C" __global__ void __launch_bounds__(blink::kLanes, 1) blink_scheduler(blink::DeviceProgram* program) {
   using namespace blink;
   take_over(program);
-  const bool continues = run_window();
-  if (threadIdx.x == 0) shared.program.windows += continues;
-  if (threadIdx.x == 0 && !continues) DeviceEnv::tell_followers({uint32_t(shared.state.step) + 1, kEndOfPlans, kNone});
+  const WindowEnd end = run_window();
+  if (threadIdx.x == 0) shared.program.windows += end == WindowEnd::kSpent;
+  if (threadIdx.x == 0 && end == WindowEnd::kEnded)
+    DeviceEnv::tell_followers({uint32_t(shared.state.step) + 1, kEndOfPlans, kNone});
   hand_over(program);
-  if (!continues || threadIdx.x != 0) return;
+  if (end != WindowEnd::kSpent || threadIdx.x != 0) return;
   if (cudaGraphLaunch(cudaGetCurrentGraphExec(), cudaStreamGraphTailLaunch) != cudaSuccess)
     fail(*program->state, ErrorCode::kLaunchFailed, BLINK_HERE, kLaunchesPerWindow);
 }

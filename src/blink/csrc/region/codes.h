@@ -77,8 +77,17 @@ enum class ErrorCode : uint32_t {
 };
 constexpr uint32_t kFirstLostRank = 2;  // of StepOutput's `failed`
 
-// What one pass of the scheduler did. kHeld: there is work, and pacing lets it wait.
-enum class StepResult : uint32_t { kIdle = 0, kBusy = 1, kLaunched = 2, kStopped = 3, kFailed = 4, kHeld = 5 };
+// What one pass of the scheduler did. kHeld: there is work, and pacing lets it wait. kAway: its host is to have the
+// device until it starts the scheduler again.
+enum class StepResult : uint32_t {
+  kIdle = 0,
+  kBusy = 1,
+  kLaunched = 2,
+  kStopped = 3,
+  kFailed = 4,
+  kHeld = 5,
+  kAway = 6
+};
 
 // Whose sequences a step takes: all, the latency-sensitive and aged ones, or the others.
 enum class StepClass : uint32_t { kAll = 0, kUrgent = 1, kBestEffort = 2 };

@@ -193,8 +193,8 @@ struct Statistics {
 struct Control {
   FIELDS_OF(Control);
   // writer: scheduler
-  alignas(64) FIELD(uint64_t, heartbeat);
-  FIELD(uint32_t, state);  // EngineState
+  alignas(64) FIELD(uint64_t, heartbeat);  // writer: the engine while it has the scheduler's device
+  FIELD(uint32_t, state);                  // EngineState
   FIELD(uint32_t, error_code);
   FIELD(uint32_t, error_place);
   FIELD(uint32_t, error_detail);
@@ -205,6 +205,7 @@ struct Control {
   FIELD(uint32_t, hold);             // a number, while the scheduler is to launch nothing (pause.h); 0: it may
   FIELD(uint32_t, hold_drop);        // Drop, with it; stored before `hold`
   FIELD(uint32_t, absent);           // Absent bits: what the model lacks while `hold` is set
+  FIELD(uint32_t, leave);            // the `hold` in effect, for which the scheduler gives its device up; 0: for none
   FIELD(uint64_t, energy_mj);        // of the engine's GPU since it serves; 0: nothing counts it
   FIELD(uint64_t, token_energy_uj);  // for each token generated in the last minute; 0: none was
   // Steps by their number of tokens, then the sum of these (region/step_tokens.py).

@@ -69,6 +69,14 @@ BLINK_RARE_FN void follow_hold(State& s) {
   store_release(s.control->held, s.held);
 }
 
+// Whether the scheduler is to give its device up: nothing is in flight, and nothing is launched before the host has
+// started it again. Only then may the host allocate on a GPU, or wait for it.
+template <class Env>
+BLINK_FN bool is_to_leave(Env& env, const State& s) {
+  if (s.held == 0) return false;
+  return env.share(env.lane() == 0 && load_acquire(s.control->leave) == s.held);
+}
+
 // A server that drains lifts the frontends' pause. While its host holds it, nobody can be served any more. Runs on: one
 // lane.
 BLINK_RARE_FN void drain_pause(State& s) {

@@ -257,7 +257,9 @@ BLINK_FN StepResult step(Env& env, State& s) {
       if (s.reset_asked) reset_prefix_cache(env, s);
       publish_events(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
-      return s.failed ? StepResult::kFailed : is_held ? StepResult::kHeld : StepResult::kIdle;
+      if (s.failed) return StepResult::kFailed;
+      if (is_held) return StepResult::kHeld;
+      return is_to_leave(env, s) ? StepResult::kAway : StepResult::kIdle;
     }
   }
   uint64_t launched_ns = 0;

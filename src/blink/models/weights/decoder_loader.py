@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ _NORMS = {
         "post_feedforward_layernorm",
     ),
 }
+Place = Callable[[str, Any], Any]
 _LAST_NORM = "post_attention_layernorm"  # of a layer where norms replace the residual
 
 
@@ -55,11 +56,14 @@ class DecoderLoader:
         target: WeightTarget,
         kv_scales: Sequence[KvScales] = (),
         table_device: torch.device | None = None,
+        place: Place | None = None,
     ) -> None:
         """Read from a checkpoint; kv_scales: of each layer's KV cache, which then is FP8.
 
-        table_device: where the table of per-layer embeddings is to lie; None: with the other weights.
+        table_device: where the table of per-layer embeddings is to lie; None: with the other weights. place: takes
+        each part's name, as the decoder has it, and what was read; returns what the decoder is to have.
         """
+        self._place: Place = place or (lambda name, part: part)  # noqa: ARG005
         self._checkpoint = checkpoint
         self._spec = spec
         self._target = target
@@ -74,20 +78,30 @@ class DecoderLoader:
     @torch.inference_mode()
     def load(self) -> Decoder:
         """Read all weights, in the order in which a step uses them."""
-        spec = self._spec
-        embedding = self._load_vocabulary("model.embed_tokens.weight")
-        positions = self._load_positions()
-        layers = [self._load_layer(index) for index in range(spec.num_layers)]
-        norm = self._load_norm(_find_end_norm(spec))
-        lm_head = _pack(embedding)
-        if spec.embedding_size:
-            embedding, lm_head = self._multiply_projections(plain(embedding))
-        elif not spec.tie_embeddings and spec.pooling is None:
-            lm_head = self._tensors.load_matrix({"lm_head": len(spec.vocab_part)}, spec.hidden_size)
-        inputs = load_layer_inputs(self._tensors, spec, self._table_device)
+        spec, place = self._spec, self._place
+        embedding, head = self._load_ends()
+        embedding = place("embedding", embedding)
+        positions = place("positions", self._load_positions())
+        layers = [place(f"layers.{index}", self._load_layer(index)) for index in range(spec.num_layers)]
+        norm = place("norm", self._load_norm(_find_end_norm(spec)))
+        lm_head = place("lm_head", self._load_head(embedding) if head is None else head)
+        inputs = place("inputs", load_layer_inputs(self._tensors, spec, self._table_device))
         kv_dtype = FP8 if self._kv_scales else self._target.kv_dtype
         classifier = None if spec.pooling is None else self._load_classifier(spec.pooling, embedding)
+        classifier = place("classifier", classifier)
         return Decoder(spec, embedding, layers, norm, lm_head, kv_dtype, positions, inputs, classifier)
+
+    def _load_ends(self) -> tuple[Tensor | QuantizedEmbedding, Weight | None]:
+        """Read the embedding, and the output layer where both are made of other matrices; None: it comes last."""
+        embedding = self._load_vocabulary("model.embed_tokens.weight")
+        return self._multiply_projections(plain(embedding)) if self._spec.embedding_size else (embedding, None)
+
+    def _load_head(self, embedding: Tensor | QuantizedEmbedding) -> Weight:
+        """Read the output layer; the embedding where both are one, or nothing reads it."""
+        spec = self._spec
+        if spec.tie_embeddings or spec.pooling is not None:
+            return _pack(embedding)
+        return self._tensors.load_matrix({"lm_head": len(spec.vocab_part)}, spec.hidden_size)
 
     def _load_classifier(self, pooling: Pooling, embedding: Tensor | QuantizedEmbedding) -> Tensor | None:
         """Read what makes a score of a pooled state, float32 [1, hidden]; None: the model embeds."""

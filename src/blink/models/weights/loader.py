@@ -27,11 +27,12 @@ from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
 from blink.models.weights.cuts import Cuts
-from blink.models.weights.decoder_loader import DecoderLoader, WeightTarget
+from blink.models.weights.decoder_loader import DecoderLoader, Place, WeightTarget
 from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
 from blink.models.weights.kept_blocks import KEEP_ON_CPU, KeepBlocks
 from blink.models.weights.kv_scales import read_kv_scales
+from blink.models.weights.overwriting import Overwrite, PartCheck, UnreadCheckpoint
 from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
@@ -83,13 +84,31 @@ class ModelSource:
     kv_scales: Sequence[KvScales]
     table_device: torch.device
 
-    def load(self) -> Decoder:
-        """Load the whole model.
+    def load(self, place: Place | None = None) -> Decoder:
+        """Load the whole model; place: as DecoderLoader has it.
 
         Raises:
             ConfigError: a weight is missing, of another shape, or there is no memory.
         """
-        return self._load(self.checkpoint, self.spec, self.target.device)
+        return self._lock(self._load(self.checkpoint, self.spec, self.target.device, place))
+
+    def check_over(self, model: Decoder) -> None:
+        """Check that all weights could be written over a model's own, of which one layer at a time exists twice.
+
+        Raises:
+            ConfigError: one is missing, or differs in more than its values from that of the model.
+        """
+        checkpoint = UnreadCheckpoint(self.checkpoint)
+        target = replace(self.target, advance=int)
+        DecoderLoader(checkpoint, self.spec, target, self.kv_scales, self.table_device, PartCheck(model)).load()
+
+    def write_over(self, model: Decoder) -> None:
+        """Write all weights over those of a model, in the same memory.
+
+        Raises:
+            ConfigError: as check_over(); of the model's weights some then are new and others are not.
+        """
+        self._load(self.checkpoint, self.spec, self.target.device, Overwrite(model))
 
     def split(self, size: int, devices: Sequence[torch.device] = ()) -> Callable[[int], Decoder]:
         """Return what loads the part of one of so many ranks; each is to call it, on a thread of its own.
@@ -106,14 +125,16 @@ class ModelSource:
             cuts = Cuts(self.spec, specs[rank].shard, block)
             try:
                 device = devices[rank] if devices else self.target.device
-                return self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device)
+                return self._lock(self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device))
             except BaseException as error:
                 reads.fail(error)
                 raise
 
         return load
 
-    def _load(self, checkpoint: Checkpoint, spec: ModelSpec, device: torch.device) -> Decoder:
+    def _load(
+        self, checkpoint: Checkpoint, spec: ModelSpec, device: torch.device, place: Place | None = None
+    ) -> Decoder:
         with tqdm(
             total=spec.num_parameters,
             desc="loading weights",
@@ -123,7 +144,10 @@ class ModelSource:
         ) as progress:
             target = replace(self.target, device=device, advance=progress.update)
             table_device = device if self.table_device == self.target.device else self.table_device
-            model = DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device).load()
+            return DecoderLoader(checkpoint, spec, target, self.kv_scales, table_device, place).load()
+
+    def _lock(self, model: Decoder) -> Decoder:
+        """Let the GPU read what lies in the host's memory, and return the model."""
         if self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)
         return model
