@@ -2,7 +2,7 @@
 // The tokens that each row's automaton allows next. One kernel advances the rows' automata by their last tokens. The
 // other lists, for rows whose state changed by that, what may follow: it walks over the bytes of every token of the
 // vocabulary. Lists stay with their slots, for inside of a string most tokens leave the state as it is.
-#include "automaton/walk.h"
+#include "automaton/advance.h"
 #include "kernels/args.h"
 #include "scheduler/state.h"
 
