@@ -14,7 +14,7 @@ from blink.api.admin.rights import ADMIN_PATHS
 from blink.api.admin.tensor_schema import list_tensors
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
-from blink.region.layout import Absent, Drop, PauseMode
+from blink.region.layout import Absent, Drop, Opcode, PauseMode
 from blink.text.assets import load_assets
 from fake_engine import FakeServer
 from small_tokenizer import MODEL
@@ -154,8 +154,8 @@ def test_an_engine_whose_model_is_not_whole_does_not_go_on(server: FakeServer, b
 
 
 def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    pause = server.engine.pause
-    monkeypatch.setattr(server.engine, "pause", lambda *asked: (pause(*asked), server.engine.resume()))
+    order = server.engine.order
+    monkeypatch.setattr(server.engine, "order", lambda *asked, **how: (order(*asked, **how), order(Opcode.RESUME)))
     response = server.send("POST", "/pause", **MASTER)
     assert response.status_code == 503 and "resumed" in response.json()["error"]["message"]
 

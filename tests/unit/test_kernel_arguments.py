@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of kernels: every launch gives what csrc/kernels/args.h and comm_args.h have, and it lies where it always has."""
+"""The arguments of kernels: every launch gives what args.h and comm_args.h have, and it lies where it always has."""
 
 from __future__ import annotations
 

@@ -25,8 +25,9 @@ from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.state import HostState
-from blink.errors import ConfigError, RankLostError
+from blink.errors import ConfigError
 from blink.host.process import read_available_memory, release_memory
+from blink.kernels.all_reduce import RankLostError
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache

@@ -31,7 +31,8 @@ constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, w
 constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
 // The newest tokens of a sequence that may be taken back: what they see is not freed.
 constexpr uint32_t kRollbackTokens = 16;
-constexpr uint32_t kMaxDrafts = kRollbackTokens - 1;  // of a sequence in one step
+constexpr uint32_t kMaxRowsOfSlot = kRollbackTokens;  // in one step: its newest token, and drafts behind it
+constexpr uint32_t kMaxDrafts = kMaxRowsOfSlot - 1;
 static_assert(kAcceptedRank + kMaxDrafts < 1u << kPredictedBits);
 constexpr uint32_t kMostNgram = 16;  // Geometry::ngram_max at most
 constexpr uint32_t kCacheLine = 64;
@@ -303,6 +304,14 @@ BLINK_FN RegionLayout region_layout(const Geometry& g) {
   l.queue_pair = queue_pair_layout(g);
   l.bytes = l.queue_pairs + g.num_queue_pairs * l.queue_pair.bytes;
   return l;
+}
+
+BLINK_FN void write_offsets(Header& header, const RegionLayout& layout) {
+  header.trace_offset = layout.trace;
+  header.adapters_offset = layout.adapters;
+  header.kv_events_offset = layout.kv_events;
+  header.queue_pairs_offset = layout.queue_pairs;
+  header.queue_pair_bytes = layout.queue_pair.bytes;
 }
 
 }  // namespace blink

@@ -14,6 +14,12 @@
 
 namespace blink {
 
+// The graph of the same kind and size as a plain one, for steps with adapters; the same where an engine captures none,
+// and looks at each step's rows instead.
+BLINK_FN uint32_t adapter_graph(const Geometry& g, uint32_t graph) {
+  return g.num_plain_graphs < g.num_graphs ? graph + g.num_plain_graphs : graph;
+}
+
 // Tell the host how an adapter is used. Runs on: one lane.
 BLINK_FN void publish_use(State& s, uint32_t index) {
   store_relaxed(s.adapter_words[index].num_users, s.adapters[index].num_users);
@@ -44,9 +50,10 @@ BLINK_FN void follow_adapters(State& s) {
   }
 }
 
-// Whether the adapter that an entry names is there, by an index that was validated, and is to stay.
+// Whether the adapter that an entry names is there, and is to stay.
 BLINK_FN bool may_use_adapter(const State& s, const Sqe& e) {
   if (e.adapter == 0) return true;
+  if (e.adapter > s.geometry.num_adapters) return false;
   const uint32_t index = e.adapter - 1, generation = e.adapter_generation;
   return generation != 0 && generation == s.adapters[index].generation &&
          generation == load_acquire(s.adapter_words[index].generation);

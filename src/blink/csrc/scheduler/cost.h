@@ -40,21 +40,15 @@ BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_to
 // What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
-// The graph of the same kind and size for steps without adapters.
+// The plain graph (Geometry::num_plain_graphs) of the same kind and size.
 BLINK_FN uint32_t plain_graph(const Geometry& g, uint32_t graph) {
   return graph < g.num_plain_graphs ? graph : graph - g.num_plain_graphs;
-}
-
-// The graph of the same kind and size for steps with adapters; the same where an engine captures none, and looks at
-// each step's rows instead.
-BLINK_FN uint32_t adapter_graph(const Geometry& g, uint32_t graph) {
-  return g.num_plain_graphs < g.num_graphs ? graph + g.num_plain_graphs : graph;
 }
 
 BLINK_FN bool is_decode_graph(const Geometry& g, uint32_t graph) { return plain_graph(g, graph) < g.num_decode_graphs; }
 BLINK_FN bool is_scoring(const Geometry& g, uint32_t graph) { return plain_graph(g, graph) >= g.first_scoring_graph; }
 
-// Index of the smallest graph of a kind for so many tokens, without adapters.
+// Index of the smallest plain graph of a kind for so many tokens.
 BLINK_RARE_FN uint32_t graph_for(const Geometry& g, uint32_t tokens, GraphKind kind) {
   const uint32_t ends[] = {0, g.num_decode_graphs, g.first_scoring_graph, g.num_plain_graphs};
   uint32_t graph = ends[uint32_t(kind)];
