@@ -180,7 +180,7 @@ def test_a_lost_frontend_takes_its_sequences_with_it(served: Served) -> None:
 
 @pytest.mark.parametrize(("mode", "drop"), [(0, 0), (5, 0), (1, 2), (1 << 31, 0)])
 def test_an_unknown_pause_is_refused(served: Served, mode: int, drop: int) -> None:
-    served.pair._push_order(opcode=4, pause_mode=mode, pause_drop=drop)
+    served.pair.order(Opcode.PAUSE, pause_mode=mode, pause_drop=drop)
     served.harness.step()
     assert served.pair._link.drain(served.pair.head, served.pair._completions_at, 4) == 1
     assert not served.is_paused()
