@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a slot's text stands in its automaton after each token, and which list of tokens is of that place.
+// The state of a slot's automaton after each token, and the list of tokens that may come next.
 #pragma once
 
 #include "automaton/walk.h"
