@@ -82,9 +82,7 @@ def test_only_an_admin_key_opens_what_changes_the_server(server: FakeServer, pat
     assert ask(server, path, **MASTER).status_code == (400 if changes_model else 200)
 
 
-LOCKS: dict[
-    str, tuple[dict[str, Any], dict[str, Any]]
-] = {  # by the lacking flag: the change, and who asks
+LOCKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # by the lacking flag: the change, and who asks
     "--enable-admin-endpoints": ({"enable_admin_endpoints": False}, MASTER),
     "--admin-api-key": ({"admin_api_key": ()}, CLIENT),
 }
