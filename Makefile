@@ -15,7 +15,7 @@
 #
 # Variables: DEVICE (cpu or cuda; by default cuda where there is an NVIDIA driver), PYTHON (3.10 or newer),
 # MODEL (directory or .gguf), PROMPT, ARGS (more flags of `blink serve`), TESTS (more arguments of pytest),
-# URL (of a server to measure that runs already), FLAT (more flags of benchmarks/flat/run.py).
+# PROCESSES (of pytest), URL (of a server to measure that runs already), FLAT (more flags of benchmarks/flat/run.py).
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +23,7 @@ MODEL ?=
 PROMPT ?= In one sentence: what is a language model?
 ARGS ?=
 TESTS ?=
+PROCESSES ?= 3
 URL ?=
 FULL ?=
 FLAT ?=
@@ -61,7 +62,7 @@ CMAKE = $(BIN)/cmake
 NATIVE_SOURCES := CMakeLists.txt $(shell find src/blink/csrc -type f)
 CXX_FILES = $(shell find src tests benchmarks -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 LOADED := pytest, transformers.models.llama.modeling_llama, blink.api.server, blink.engine.boot, blink.link.rdma.connector
-PYTEST_PROCESSES := -n 2 --no-loadscope-reorder  # in groups: tests/shared/groups.py
+PYTEST_PROCESSES := -n $(PROCESSES) --no-loadscope-reorder  # in groups: tests/shared/groups.py
 # Whether the installed torch is built for CUDA.
 TORCH_HAS_CUDA = $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is None)'
 
@@ -87,7 +88,7 @@ flat: $(if $(URL),,print-device) $(VENV)/.engine-$(DEVICE)
 print-device:
 	@echo "Blink runs on the $(if $(filter cuda,$(DEVICE)),GPU,CPU) (DEVICE=$(DEVICE)): $(CHOICE)."
 
-# Two processes: one for the tests that wait for servers and virtual machines, one for those that compute.
+# One process more than cores: the tests that wait for servers and virtual machines share one, and leave its core idle.
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_PROCESSES) $(TESTS)
 

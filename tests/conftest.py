@@ -61,6 +61,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Free what a file's tests have left, and let no later collection look through what they have loaded.
+
+    A collection takes a second with all of that. Products that collect, such as an engine that falls asleep, then do so
+    in a moment.
+    """
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     gc.unfreeze()  # libraries complain of what is left at the end
 

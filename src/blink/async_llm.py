@@ -26,6 +26,7 @@ from blink.offline.local_engine import (
 from blink.offline.options import EngineArgs
 from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import RequestOutput
+from blink.region.layout import Opcode
 from blink.request.planner import PlannedSequence
 from blink.request.source import PromptType, source_of, with_lora
 from blink.request.table import Observer, SequenceTable
@@ -138,7 +139,7 @@ class AsyncLLM(AsyncControls, Absent):
         await self._await_engine()
         client = self._engine.client
         before = client.stats()["prefix_resets"]
-        client.reset_prefix_cache()
+        client.order(Opcode.RESET_PREFIX_CACHE)
         while client.stats()["prefix_resets"] == before:
             await asyncio.sleep(_LOOK_SECONDS)
             await self._await_engine()

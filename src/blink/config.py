@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from blink.errors import ConfigError
 from blink.kv_events import KvEvents, read_kv_events
 from blink.kv_offload import OffloadConfig
-from blink.lora_config import LoraConfig
+from blink.lora_config import LoraConfig, allows_updating
 from blink.message_formats import CALL_FORMATS, REASONING_FORMATS
 from blink.option import option, parse_object, require
 from blink.rdma_config import RdmaConfig
@@ -152,7 +152,7 @@ class EngineConfig:
 
     @property
     def speculation(self) -> Speculation:
-        """What drafts are made."""
+        """What --speculative-config says."""
         return read_speculation(parse_object("speculative_config", self.speculative_config))
 
     @property
@@ -317,6 +317,17 @@ class FrontendConfig:
         require(self, "body_timeout", 0.1, 3600)
         require(self, "max_client_share", 0.001, 1)
         require(self, "engine_timeout", 0.5, 3600)
+
+    def check_workers(self, count: int) -> None:
+        """Refuse what does not go with so many workers.
+
+        Raises:
+            ConfigError: an option is for fewer workers or engines.
+        """
+        if count > 1 and self.uds:
+            raise ConfigError("--uds serves one frontend: several cannot share a Unix socket")
+        updates = allows_updating(self.allow_runtime_lora_updating)
+        self.lora.check_workers(count, self.data_parallel_size, updates=updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,14 +29,6 @@ class ConfigError(BlinkError, ValueError):
     """A flag, a file or the machine does not fit; the message says what to change."""
 
 
-class RankLostError(BlinkError):
-    """A rank of a tensor-parallel group has failed or does not come, which ends the engine."""
-
-    def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"rank {rank} {reason}")
-        self.rank = rank
-
-
 class BadRequestError(BlinkError, ValueError):
     """The request is malformed or asks for something that this server does not do."""
 

@@ -32,7 +32,7 @@ from blink.offline.options import EngineArgs
 from blink.offline.pooling import PoolingCalls
 from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
-from blink.region.layout import Task
+from blink.region.layout import Opcode, Task
 from blink.request.beam_search import Tokens, position_of, scoring_params
 from blink.request.planner import Plan
 from blink.request.source import PromptType, Source, as_list, source_of, with_loras
@@ -249,7 +249,7 @@ class LLM(PoolingCalls, EngineControls, Absent):
         with self._turn:
             self._await_engine()
             before = self._client.stats()["prefix_resets"]
-            self._client.reset_prefix_cache()
+            self._client.order(Opcode.RESET_PREFIX_CACHE)
             while self._client.stats()["prefix_resets"] == before:
                 self._await_engine()
                 time.sleep(0.001)

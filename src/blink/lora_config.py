@@ -37,6 +37,20 @@ class LoraConfig:
             raise ConfigError(f"--max-cpu-loras ({self.max_cpu_loras}) must be at least --max-loras ({self.max_loras})")
         return (self.max_cpu_loras or self.max_loras) if self.enable_lora else 0
 
+    def check_workers(self, num_workers: int, num_engines: int, *, updates: bool) -> None:
+        """Refuse what does not go with several workers or engines; updates: whether clients may load and unload.
+
+        Raises:
+            ConfigError: adapters would be known to one of them alone.
+        """
+        if not self.enable_lora:
+            return
+        if num_workers > 1 and updates:
+            told = "--allow-runtime-lora-updating changes one frontend: it does not go with --frontend-workers"
+            raise ConfigError(told)
+        if num_engines > 1:
+            raise ConfigError("--enable-lora does not go with --data-parallel-size yet")
+
     @property
     def sizes(self) -> dict[str, int]:
         """The fields of a geometry."""

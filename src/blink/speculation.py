@@ -35,6 +35,16 @@ _DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
 _MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
 _MOST_ANSWER_TOKENS = 1 << 18  # of recent answers, 16 bytes each
 
+# vLLM's metrics: statistics of the scheduler and what each counts.
+COUNTERS = {
+    "spec_decode_num_drafts": ("num_drafts", "Drafts of speculative decoding."),
+    "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens."),
+    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens that were accepted."),
+}
+ACCEPTED = "spec_decode_num_accepted_tokens_per_pos"
+ACCEPTED_TEXT = "Draft tokens that were accepted, by their place in the draft."
+ACCEPTED_STATS = {str(place): f"accepted_at_{place}" for place in range(MAX_DRAFTS)}
+
 
 @dataclass(frozen=True, slots=True)
 class Speculation:

@@ -69,19 +69,15 @@ def test_rows_of_all_lengths_start_from_their_states(
     check(found[:18], expected[:18], cache, wanted, [6, 2, 7, 1, 4, 3])
 
 
-class _Halves:
-    """The first of two ranks; the other's means are three times its own."""
-
-    rank, size = 0, 2
-
-    def add(self, partial: torch.Tensor) -> torch.Tensor:
-        return partial * 4
+def merge_halves(means: torch.Tensor) -> torch.Tensor:
+    """Merge the means of the first of two ranks with the other's, which are three times as large."""
+    return means * 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ranks_that_have_heads_of_one_group_normalise_together(dtype: torch.dtype, device: torch.device) -> None:
     weights, x, cache = draw(SIZES[0], 7, dtype, device)
-    weights, wanted, rows = weights.among(_Halves()), copy(cache), make_rows([5], [0], [7], device)
+    weights, wanted, rows = weights.merging(merge_halves), copy(cache), make_rows([5], [0], [7], device)
     expected = reference.advance(x, wanted, rows, weights)
     check(kernels.advance(x, cache, rows, weights), expected, cache, wanted, [5])
 

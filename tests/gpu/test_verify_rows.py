@@ -46,7 +46,7 @@ def make_groups(groups: Groups, block_size: int) -> Batch:
         num_slots=len(groups),
         max_blocks=blocks_of_text,
         max_model_len=MAX_LEN,
-        most_drafts=MOST_DRAFTS,
+        most_siblings=MOST_DRAFTS,
     )
     batch.block_tables.copy_(torch.randperm(len(groups) * blocks_of_text, dtype=torch.int32).view(len(groups), -1))
     for row, (slot, length) in enumerate(lengths):

@@ -23,7 +23,16 @@ import numpy as np
 
 from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT, KvOrigin, QueuePair, Submission
-from blink.region.layout import CONSTANTS, DECISION_LOG_ENTRY, SLOT_PARAMS, CqeKind, FinishReason, StepClass, StepResult
+from blink.region.layout import (
+    CONSTANTS,
+    DECISION_LOG_ENTRY,
+    SLOT_PARAMS,
+    CqeKind,
+    FinishReason,
+    Opcode,
+    StepClass,
+    StepResult,
+)
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, Step, running, small_config
@@ -104,7 +113,7 @@ class Episode:
             if frontend.live and script.random() < 0.03:
                 frontend.pair.cancel(script.choice(frontend.live[-8:]))
             if script.random() < 0.005 and frontend.pair._sq_room():
-                frontend.pair.reset_prefix_cache()
+                frontend.pair.order(Opcode.RESET_PREFIX_CACHE)
             if script.random() < self.reading:
                 yield self._read(index, frontend)
             frontend.pair._free_tags.sort()  # completions of one step come in any order

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from blink.link.queue_pair import NO_HASH_ROOT
-from blink.region.layout import StepResult
+from blink.region.layout import Opcode, StepResult
 from blink.sampling_params import SamplingParams
 from harness import Harness, Inbox, QueuePair, expected_tokens, run_until_finished, running, small_config, submission
 
@@ -80,7 +80,7 @@ def test_a_reset_empties_the_cache_and_leaves_what_runs() -> None:
         for _ in range(4):
             h.step()
             inbox.drain(pair)
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         run_until_finished(h, inbox, [pair], [long])
         assert h.statistic("prefix_resets") == 1
         assert inbox.cached(long) == 32 and inbox.tokens(long) == expected_tokens(prompt, 25, VOCAB)
@@ -93,7 +93,7 @@ def test_a_reset_of_an_idle_engine_frees_every_block() -> None:
         pair = h.frontend()
         ask(h, pair, list(range(40)), 3)
         assert h.statistic("num_blocks_cached") > 0
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         assert h.step() == StepResult.IDLE
         assert (h.statistic("prefix_resets"), h.statistic("num_blocks_cached")) == (1, 0)
         assert h.statistic("num_blocks_used") == 0

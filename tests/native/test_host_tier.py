@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from blink.region.layout import FinishReason
+from blink.region.layout import FinishReason, Opcode
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
@@ -100,7 +100,7 @@ def test_a_reset_empties_the_host_too() -> None:
         complete(h, pair, prompt_of(60))
         fill(h, pair)
         assert h.statistic("num_host_blocks_used") > 0
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         h.step()
         assert h.statistic("num_host_blocks_used") == 0
         assert complete(h, pair, prompt_of(60)) == 0

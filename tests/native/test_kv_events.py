@@ -13,7 +13,7 @@ from blink.engine.kv_event_wire import to_wire
 from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT
 from blink.region.kv_events import CacheEvent, KvEventRing
-from blink.region.layout import KvEventKind, struct_dtype
+from blink.region.layout import KvEventKind, Opcode, struct_dtype
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from cache_index import CacheIndex
@@ -119,7 +119,7 @@ def test_a_removal_and_a_reset_are_told_of() -> None:
         followed.catch_up()
         assert low(h.hashes(prompt_of(24)), 2) not in followed.index.blocks
         followed.check()
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         followed.catch_up()
         assert followed.index.num_clears == 1 and not followed.index.blocks
 
@@ -201,7 +201,7 @@ class RandomRouter:
             self.pair.cancel(self.live[self.script.randrange(len(self.live))])
 
     def reset(self) -> None:
-        self.pair.reset_prefix_cache()
+        self.pair.order(Opcode.RESET_PREFIX_CACHE)
 
 
 def run_randomly(operations: int, seed: int, step: Step = lib.blink_step) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from blink.errors import OverloadedError
 from blink.link.queue_pair import QueuePair
-from blink.region.layout import CqeKind, Drop, EngineState, FinishReason, PauseMode, RejectCode, StepResult
+from blink.region.layout import CqeKind, Drop, EngineState, FinishReason, Opcode, PauseMode, RejectCode, StepResult
 from harness import Harness, Inbox, expected_tokens, run_until_finished, running, small_config, submit
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -33,7 +33,7 @@ class Served:
         return results
 
     def pause(self, mode: PauseMode, drop: Drop = Drop.NOTHING, steps: int = 3) -> None:
-        self.pair.pause(mode, drop)
+        self.pair.order(Opcode.PAUSE, pause_mode=mode, pause_drop=drop)
         self.step(steps)
 
     def start(self, prompt: list[int] = PROMPT, max_tokens: int = 12) -> int:
@@ -62,7 +62,7 @@ def test_a_kept_sequence_stands_still_and_goes_on_with_the_same_tokens(served: S
     assert 0 < len(before) < 12
     assert set(served.step(20)) == {StepResult.IDLE}
     assert served.inbox.tokens(sequence) == before
-    served.pair.resume()
+    served.pair.order(Opcode.RESUME)
     served.finish(sequence)
     assert served.inbox.tokens(sequence) == expected_tokens(PROMPT, 12, served.harness.vocab_size)
 
@@ -71,7 +71,7 @@ def test_a_pause_is_in_effect_after_the_step_in_flight(served: Served) -> None:
     served.start()
     served.step(3)
     assert served.harness.step(finish=False) == StepResult.LAUNCHED
-    served.pair.pause(PauseMode.KEEP, Drop.NOTHING)
+    served.pair.order(Opcode.PAUSE, pause_mode=PauseMode.KEEP, pause_drop=Drop.NOTHING)
     assert served.harness.step(finish=False) == StepResult.BUSY and not served.is_paused()
     served.harness.finish()
     assert served.harness.step() == StepResult.IDLE and served.is_paused()
@@ -85,7 +85,7 @@ def test_a_retracted_sequence_gives_its_blocks_back(served: Served) -> None:
     served.pause(PauseMode.RETRACT, Drop.PREFIX_CACHE)
     statistics = [served.harness.statistic(name) for name in ("num_blocks_used", "num_blocks_cached", "num_running")]
     assert statistics == [0, 0, 0]
-    served.pair.resume()
+    served.pair.order(Opcode.RESUME)
     served.finish(sequence)
     assert served.inbox.tokens(sequence) == expected_tokens(PROMPT, 12, served.harness.vocab_size)
 
@@ -98,7 +98,7 @@ def test_abort_ends_running_and_waiting_sequences_and_keeps_later_ones(served: S
     late = served.start()
     served.step(5)
     assert served.inbox.tokens(late) == [] and served.inbox.finish(late) is None
-    served.pair.resume()
+    served.pair.order(Opcode.RESUME)
     served.finish(late)
     assert served.inbox.tokens(late) == expected_tokens(PROMPT, 12, served.harness.vocab_size)
 
@@ -106,7 +106,7 @@ def test_abort_ends_running_and_waiting_sequences_and_keeps_later_ones(served: S
 def test_wait_lets_running_sequences_end_and_admits_none(served: Served) -> None:
     running_one = served.start()
     served.step(2)
-    served.pair.pause(PauseMode.WAIT, Drop.NOTHING)
+    served.pair.order(Opcode.PAUSE, pause_mode=PauseMode.WAIT, pause_drop=Drop.NOTHING)
     served.step()
     late = served.start()
     served.step(3)
@@ -115,7 +115,7 @@ def test_wait_lets_running_sequences_end_and_admits_none(served: Served) -> None
     served.step(2)
     assert served.is_paused() and served.inbox.cached(late) is None
     assert served.inbox.finish(running_one) == FinishReason.LENGTH
-    served.pair.resume()
+    served.pair.order(Opcode.RESUME)
     served.finish(late)
 
 
@@ -126,7 +126,7 @@ def test_a_pause_of_an_idle_engine_holds_what_comes(served: Served, mode: PauseM
     sequence = served.start(max_tokens=2)
     assert set(served.step(5)) == {StepResult.IDLE}
     assert served.harness.statistic("num_waiting") == 1
-    served.pair.resume()
+    served.pair.order(Opcode.RESUME)
     served.finish(sequence)
     assert served.harness.engine_state == EngineState.READY
 
@@ -145,7 +145,7 @@ def test_a_pause_can_empty_the_prefix_cache(served: Served) -> None:
     served.finish(again)
     assert served.inbox.cached(again) == 8
     served.pause(PauseMode.KEEP, Drop.PREFIX_CACHE)
-    served.pair.resume()
+    served.pair.order(Opcode.RESUME)
     last = served.start(max_tokens=1)
     served.finish(last)
     assert served.inbox.cached(last) == 0
@@ -163,8 +163,8 @@ def test_a_cancelled_sequence_ends_while_the_engine_is_paused(served: Served) ->
 def test_a_resume_before_the_pause_began_counts_it_as_taken_back(served: Served) -> None:
     served.start()
     served.step(3)
-    served.pair.pause(PauseMode.WAIT, Drop.NOTHING)
-    served.pair.resume()
+    served.pair.order(Opcode.PAUSE, pause_mode=PauseMode.WAIT, pause_drop=Drop.NOTHING)
+    served.pair.order(Opcode.RESUME)
     served.step(2)
     assert served.harness.statistic("num_pauses") == 1 and not served.is_paused()
 
@@ -180,7 +180,7 @@ def test_a_lost_frontend_takes_its_sequences_with_it(served: Served) -> None:
 
 @pytest.mark.parametrize(("mode", "drop"), [(0, 0), (5, 0), (1, 2), (1 << 31, 0)])
 def test_an_unknown_pause_is_refused(served: Served, mode: int, drop: int) -> None:
-    served.pair._push_order(opcode=4, pause_mode=mode, pause_drop=drop)
+    served.pair.order(Opcode.PAUSE, pause_mode=mode, pause_drop=drop)
     served.harness.step()
     assert served.pair._link.drain(served.pair.head, served.pair._completions_at, 4) == 1
     assert not served.is_paused()
@@ -200,16 +200,18 @@ def test_random_pauses_change_no_token(seed: int) -> None:
                 prompt = [rng.randrange(5) for _ in range(rng.randrange(1, 30))]
                 asked[served.start(prompt, max_tokens=9)] = prompt
             elif dice < 0.22:
-                served.pair.pause(rng.choice(MODES), rng.choice([Drop.NOTHING, Drop.PREFIX_CACHE]))
+                served.pair.order(
+                    Opcode.PAUSE, pause_mode=rng.choice(MODES), pause_drop=rng.choice([Drop.NOTHING, Drop.PREFIX_CACHE])
+                )
             elif dice < 0.34:
-                served.pair.resume()
+                served.pair.order(Opcode.RESUME)
             elif dice < 0.42:
                 held = 0 if held else rng.randrange(1, 1 << 32)
                 harness.region.store_control("hold_drop", rng.choice([*Drop]))
                 harness.region.store_control("hold", held)
             served.step()
         harness.region.store_control("hold", 0)
-        served.pair.resume()
+        served.pair.order(Opcode.RESUME)
         served.finish(*asked)
         reasons = {served.inbox.finish(sequence) for sequence in asked}
         assert reasons == {FinishReason.LENGTH, FinishReason.ABORT}
@@ -236,7 +238,7 @@ class TestHold:
         served.step(4)
         self.hold(served, 7)
         assert self.held(served) == 7 and served.is_paused()
-        served.pair.resume()
+        served.pair.order(Opcode.RESUME)
         assert set(served.step(5)) == {StepResult.IDLE} and served.is_paused()
         self.hold(served, 0)
         assert self.held(served) == 0
@@ -249,13 +251,13 @@ class TestHold:
         self.hold(served, 1)
         self.hold(served, 0)
         assert served.is_paused()
-        served.pair.resume()
+        served.pair.order(Opcode.RESUME)
         served.finish(sequence)
 
     def test_waiting_for_running_sequences_goes_on_after_a_hold(self, served: Served) -> None:
         sequence = served.start()
         served.step(3)
-        served.pair.pause(PauseMode.WAIT, Drop.NOTHING)
+        served.pair.order(Opcode.PAUSE, pause_mode=PauseMode.WAIT, pause_drop=Drop.NOTHING)
         served.step()
         self.hold(served, 1)
         assert served.is_paused()

@@ -10,7 +10,7 @@ import numpy as np
 from automata import sound_automata
 from blink.grammar.automaton import Automaton
 from blink.link.queue_pair import QueuePair, Submission
-from blink.region.layout import CONSTANTS, FinishReason, StepClass
+from blink.region.layout import CONSTANTS, FinishReason, Opcode, StepClass
 from blink.sampling_params import SamplingParams
 from harness import Inbox, expected_tokens, run_until_finished, submission, submit
 from test_prompt_logprob_steps import check_prompt_logprobs
@@ -124,7 +124,7 @@ def test_the_cache_is_emptied_beside_a_paused_step() -> None:
         pair, inbox, slow = start_long_step(h)
         early = submit(h, pair, prompt_of(16, 40), max_tokens=1)
         launch(h, pair, inbox)
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         for segment in range(2, SEGMENTS):
             assert launch(h, pair, inbox)["segment"] == segment
         assert rows_of(h) == {0, 1} and h.statistic("prefix_resets") == 1

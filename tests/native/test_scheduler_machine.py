@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from blink.errors import OverloadedError
 from blink.link.queue_pair import NO_HASH_ROOT, QueuePair
-from blink.region.layout import EngineState, ErrorCode, StepResult
+from blink.region.layout import EngineState, ErrorCode, Opcode, StepResult
 from blink.sampling_params import SamplingParams
 from harness import MILLISECOND, Harness, small_config, submission
 from model import FREE, RUNNING, Deliveries, Request, Rules, StepJudge, answer_of
@@ -164,7 +164,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def reset_the_prefix_cache(self, i: int) -> None:
         owner = self.owners[i]
         if owner.alive and owner.attached and owner.pair._sq_room():
-            owner.pair.reset_prefix_cache()
+            owner.pair.order(Opcode.RESET_PREFIX_CACHE)
 
     @rule(i=PAIR, pick=st.integers(0, 100))
     def go_on_from_an_answer(self, i: int, pick: int) -> None:

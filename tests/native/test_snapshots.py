@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from blink.region.layout import Opcode
 from blink.sampling_params import SamplingParams
 from harness import (
     Inbox,
@@ -69,7 +70,7 @@ def test_nothing_is_found_after_a_reset() -> None:
     with running(small_config(), num_snapshots=4) as h:
         pair = h.frontend()
         cached_tokens(h, pair, prompt_of(40))
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         for _ in range(3):
             h.step()
         assert cached_tokens(h, pair, prompt_of(40)) == 0

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
+from blink.region.layout import Opcode
 from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
@@ -122,7 +123,7 @@ def test_nothing_is_found_after_a_reset_and_no_window_block_is_lost() -> None:
     with running(small_config(), **with_windows(12, 30)) as h:
         pair = h.frontend()
         cached_tokens(h, pair, prompt_of(60))
-        pair.reset_prefix_cache()
+        pair.order(Opcode.RESET_PREFIX_CACHE)
         for _ in range(3):
             h.step()
         assert int(h.scheduler["num_free_window_blocks"]) == 30
@@ -154,7 +155,7 @@ def play_one_by_one(seed: int, requests: int) -> WindowCache:
         for prompt in draw_prompts(rng, requests, 60):
             assert cached_tokens(h, pair, prompt) == model.play(prompt, 3)
             if rng.random() < 0.02:
-                pair.reset_prefix_cache()
+                pair.order(Opcode.RESET_PREFIX_CACHE)
                 for _ in range(3):
                     h.step()
                 model.reset()

@@ -76,7 +76,7 @@ def make_constrained(
         num_automata=rows,
         vocab_size=len(vocabulary),
         vocab_bytes=len(text),
-        most_drafts=most_drafts,
+        most_siblings=most_drafts,
     )
     batch.header[Header.NUM_ROWS] = rows
     batch.token_starts[1:] = torch.tensor([len(token) for token in vocabulary]).cumsum(0)

@@ -26,7 +26,7 @@ from blink.config import FrontendConfig
 from blink.errors import BlinkError
 from blink.link.client import EngineClient, RegionInfo
 from blink.link.group import EngineGroup
-from blink.region.layout import COMPLETION, CqeKind, Drop, FinishReason, PauseMode
+from blink.region.layout import COMPLETION, CqeKind, Drop, FinishReason, Opcode, PauseMode
 from blink.text.assets import ModelAssets
 from make_tokenizer import VOCAB_SIZE
 
@@ -92,16 +92,13 @@ class FakeEngine:
     def stats(self) -> dict[str, int]:
         return {"num_pauses": self._num_pauses} if self._num_pauses else {}
 
-    def pause(self, mode: PauseMode, drop: Drop) -> None:
-        self.paused.append((mode, drop))
-        self.is_paused = True
-        self._num_pauses += 1
-
-    def resume(self) -> None:
-        self.is_paused = False
-
-    def reset_prefix_cache(self) -> None:
-        raise BlinkError("a fake engine has no cache")
+    def order(self, opcode: Opcode, **fields: int) -> None:
+        if opcode == Opcode.RESET_PREFIX_CACHE:
+            raise BlinkError("a fake engine has no cache")
+        self.is_paused = opcode == Opcode.PAUSE
+        if self.is_paused:
+            self.paused.append((PauseMode(fields["pause_mode"]), Drop(fields["pause_drop"])))
+            self._num_pauses += 1
 
 
 class FakeWriter:

@@ -14,7 +14,7 @@ from blink.api.admin.rights import ADMIN_PATHS
 from blink.api.admin.tensor_schema import list_tensors
 from blink.config import FrontendConfig
 from blink.errors import BadRequestError
-from blink.region.layout import Absent, Drop, PauseMode
+from blink.region.layout import Absent, Drop, Opcode, PauseMode
 from blink.text.assets import load_assets
 from fake_engine import FakeServer
 from small_tokenizer import MODEL
@@ -82,18 +82,28 @@ def test_only_an_admin_key_opens_what_changes_the_server(server: FakeServer, pat
     assert ask(server, path, **MASTER).status_code == (400 if changes_model else 200)
 
 
-@pytest.mark.parametrize("path", ADMIN_PATHS)
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [({"enable_admin_endpoints": False}, "--enable-admin-endpoints"), ({"admin_api_key": ()}, "--admin-api-key")],
-)
-def test_without_the_flag_or_a_key_each_path_says_what_it_needs(
-    tmp_path_factory: pytest.TempPathFactory, path: str, change: dict[str, object], reason: str
-) -> None:
+LOCKS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # by the lacking flag: the change, and who asks
+    "--enable-admin-endpoints": ({"enable_admin_endpoints": False}, MASTER),
+    "--admin-api-key": ({"admin_api_key": ()}, CLIENT),
+}
+
+
+@pytest.fixture(scope="module", params=LOCKS)
+def locked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, FakeServer]]:
+    """A server of which nothing can be changed, and what it lacks; no request changes that."""
+    change, _ = LOCKS[request.param]
     for server in open_server(replace(CONFIG, **change), tmp_path_factory):
-        response = ask(server, path, **(CLIENT if "admin_api_key" in change else MASTER))
-        assert response.status_code == 404 and reason in response.json()["error"]["message"]
-        assert server.engine.paused == []
+        yield request.param, server
+
+
+@pytest.mark.parametrize("path", ADMIN_PATHS)
+def test_without_the_flag_or_a_key_each_path_says_what_it_needs(locked: tuple[str, FakeServer], path: str) -> None:
+    flag, server = locked
+    response = ask(server, path, **LOCKS[flag][1])
+    assert response.status_code == 404 and flag in response.json()["error"]["message"]
+    assert server.engine.paused == []
 
 
 def test_vllms_variable_switches_it_on_and_ours_holds_a_key(
@@ -154,8 +164,8 @@ def test_an_engine_whose_model_is_not_whole_does_not_go_on(server: FakeServer, b
 
 
 def test_a_pause_that_somebody_took_back_is_told(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    pause = server.engine.pause
-    monkeypatch.setattr(server.engine, "pause", lambda *asked: (pause(*asked), server.engine.resume()))
+    order = server.engine.order
+    monkeypatch.setattr(server.engine, "order", lambda *asked, **how: (order(*asked, **how), order(Opcode.RESUME)))
     response = server.send("POST", "/pause", **MASTER)
     assert response.status_code == 503 and "resumed" in response.json()["error"]["message"]
 

@@ -67,7 +67,7 @@ BUILT = [
             "speculation.py",
         ),
         since=("csrc/scheduler/head_drafts.h", "csrc/scheduler/sequence.h", "runner/eagle.py"),
-        beyond=13,  # what they cost, count, show and check: half of them in the scheduler
+        beyond=3,  # how the scheduler composes, retires and checks them, and what is shown
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
     ),
     Built(
@@ -93,6 +93,7 @@ BUILT = [
         (
             "csrc/kernels/comm/all_reduce.cu",
             "csrc/kernels/comm/two_shot.cu",
+            "csrc/kernels/comm_args.h",
             "engine/gpu_group.py",
             "engine/plan_words.py",
             "engine/ranks.py",
@@ -104,7 +105,7 @@ BUILT = [
             "models/weights/rank_matrices.py",
             "models/weights/rank_reader.py",
         ),
-        beyond=12,  # the planner's sites, plans of one rank, and each way in which weights are stored
+        beyond=6,  # which engine boots, the planner's sites, and plans of one rank
         since=("adapters/modules.py", "engine/host_tier.py"),
     ),
     Built(
@@ -122,6 +123,7 @@ BUILT = [
             "adapters/server.py",
             "api/openai/lora_routes.py",
             "api/serving/adapters.py",
+            "csrc/region/adapter_words.h",
             "csrc/scheduler/adapter_integrity.h",
             "csrc/scheduler/adapter_paging.h",
             "csrc/scheduler/adapter_use.h",
@@ -141,7 +143,7 @@ BUILT = [
             "runner/adapters.py",
             "runner/gpu_updates.py",
         ),
-        beyond=17,  # its words in the API, in region and scheduler, and in each step
+        beyond=12,  # its words in the API, in region and scheduler, and in each step
         since=(
             "api/openai/ggml_options.py",
             "csrc/scheduler/sequence.h",
@@ -167,7 +169,6 @@ BUILT = [
             "link/pause.py",
             "offline/controls.py",
         ),
-        beyond=1,  # its words are in each layer of region and link
         since=("engine/gpu.py", "offline/async_controls.py"),
     ),
     Built("a sampling parameter: min_p", r"\bmin_p\b", 2 + 1),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of kernels: every launch gives what csrc/kernels/args.h has, and it lies where it always has."""
+"""The arguments of kernels: every launch gives what args.h and comm_args.h have, and it lies where it always has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blink.kernels.gpu.arguments import args
 from blink.region.layout import own_fields, struct_dtype
 
 PACKAGE = Path(blink.__file__).parent
-HEADER = (PACKAGE / "csrc" / "kernels" / "args.h").read_text()
+HEADER = "".join((PACKAGE / "csrc" / "kernels" / name).read_text() for name in ("args.h", "comm_args.h"))
 STRUCTS = re.findall(r"^  FIELDS_OF\((\w+)\);", HEADER, re.MULTILINE)
 
 # Offsets, and at the end the size, of the structs that kernels were compiled with when they described themselves.

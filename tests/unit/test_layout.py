@@ -123,9 +123,10 @@ def test_a_member_that_no_native_enumeration_has_is_an_error() -> None:
 def fields_in_the_sources() -> dict[str, list[str]]:
     """Read the fields of every struct that describes itself from its header, without the library."""
     found: dict[str, list[str]] = {}
-    arguments = ("kernels/args.h", "automaton/machine.h", "cpu/constrain.h", "cpu/json_weight.h")
-    scheduler = (f"scheduler/{name}.h" for name in ("row", "step_buffers", "state", "failure"))
-    for header in ("region/layout.h", *scheduler, "device/program.h", *arguments):
+    arguments = ("kernels/args.h", "kernels/comm_args.h", "automaton/machine.h", "cpu/constrain.h", "cpu/json_weight.h")
+    scheduler = (f"scheduler/{name}.h" for name in ("row", "step_buffers", "graph_cost", "state", "failure"))
+    region = (f"region/{name}.h" for name in ("trace", "adapter_words", "completion", "layout"))
+    for header in (*region, *scheduler, "device/program.h", *arguments):
         text = (CSRC / header).read_text()
         structs = re.findall(r"^struct (?:alignas\(\d+\) )?(\w+) \{(.*?)^\};", text, re.DOTALL | re.MULTILINE)
         for name, body in structs:

@@ -17,7 +17,7 @@ from torch import Tensor
 from blink.config import ModelConfig
 from blink.engine.plan_words import PlanKind, PlanWords, StepPlanWords
 from blink.engine.ranks import Followers
-from blink.errors import RankLostError
+from blink.kernels.all_reduce import RankLostError
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import all_reduce
 from blink.kernels.cpu.all_reduce import CpuRanks, Exchange

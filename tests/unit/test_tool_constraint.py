@@ -12,7 +12,7 @@ import pytest
 
 from automata import PlainAutomaton
 from blink.grammar.compiler import compile_structured
-from blink.grammar.literal import SPECIAL_MARK
+from blink.grammar.literal import SPECIAL_MARK, inner_places
 from blink.structured_outputs import StructuredOutputsParams
 from blink.text.message.formats import CALL_FORMATS
 from blink.text.message.parser import MessageForm, MessageParser
@@ -100,6 +100,23 @@ def test_calls_of_the_models_choice_keep_their_schema(name: str) -> None:
     once = automaton_of(name, replace(ToolUse(FUNCTIONS), parallel=False))
     twice = call % '{"unit":"celsius"}' + "\n" + call % '{"unit":"celsius"}'
     assert not once.accepts(twice.encode()) and automaton.accepts(twice.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "place"), [(name, place) for name in JSON_CALLS for place in inner_places(CALL_FORMATS[name].trigger)]
+)
+def test_a_special_token_may_stand_within_what_a_call_begins_with(name: str, place: int) -> None:
+    form = CALL_FORMATS[name]
+    automaton, trigger = automaton_of(name, ToolUse(FUNCTIONS)), form.trigger.encode()
+    marked = trigger[:place] + SPECIAL_MARK + trigger[place:]
+
+    def call(arguments: str) -> bytes:
+        text = form.prefix + form.begin % "temperature" + arguments + form.end + form.suffix
+        return text.encode().replace(trigger, marked, 1)
+
+    assert marked in call("{}")
+    assert automaton.accepts(call('{"unit":"celsius"}'))
+    assert not automaton.accepts(call('{"unit":"kelvin"}'))
 
 
 @pytest.mark.parametrize(

@@ -116,9 +116,7 @@ class DirectRoutes:
 
 
 def _scrape(service: ApiService) -> Response:
-    metrics = service.poller.metrics
-    adapters = service.adapters.render_gauge(f',model_name="{metrics.model_name}",engine="0"')
-    return Response(metrics.render() + adapters + render_process(), media_type=CONTENT_TYPE_LATEST)
+    return Response(service.render_metrics() + render_process(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _log_refusal(path: str, error: BlinkError) -> None:
@@ -174,14 +172,14 @@ def _model_routes(service: ApiService) -> APIRouter:
     started = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
-        adapter = service.adapters.find(name)
+        root, parent = service.find_root(name)
         return {
             "id": name,
             "object": "model",
             "created": started,
             "owned_by": "blink",
-            "root": service.assets.root if adapter is None else adapter.path,
-            "parent": None if adapter is None else adapter.parent or service.model_name,
+            "root": root,
+            "parent": parent,
             "max_model_len": service.engine.max_model_len,
         }
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
@@ -27,6 +25,7 @@ from blink.api.serving.message_constraint import constrain_message
 from blink.api.serving.parsed_request import Bounds, ParsedRequest
 from blink.api.serving.poller import Poller
 from blink.api.serving.reply import Reply
+from blink.api.serving.request_log import log_begin, log_end
 from blink.api.serving.response_store import Keeper, StoreLimits, open_store
 from blink.api.serving.search import BeamSession, check_search, write_beams
 from blink.api.serving.session import Session
@@ -61,8 +60,6 @@ _REFUSALS: dict[type[BlinkError], str] = {
     EngineUnavailableError: "engine_unavailable",
 }
 _REFUSED = tuple(_REFUSALS)
-
-logger = logging.getLogger(__name__)
 
 
 class ApiService:
@@ -119,6 +116,16 @@ class ApiService:
     def all_names(self) -> tuple[str, ...]:
         """Return these, and those of its adapters."""
         return (*self.model_names, *self.adapters.names)
+
+    def find_root(self, name: str) -> tuple[str, str | None]:
+        """Return where what answers to a name was read from, and the model that an adapter changes."""
+        adapter = self.adapters.find(name)
+        return (self.assets.root, None) if adapter is None else (adapter.path, adapter.parent or self.model_name)
+
+    def render_metrics(self) -> bytes:
+        """Return the metrics of this worker, of its engine and of its adapters."""
+        metrics = self.poller.metrics
+        return metrics.render() + self.adapters.render_gauge(f',model_name="{metrics.model_name}",engine="0"')
 
     @property
     def engine_stats(self) -> Mapping[str, int]:
@@ -252,12 +259,10 @@ class ApiService:
         client = _client_of(request)
         plan = await self._plan_sequences(parsed, engine, request, client)
         reply_id = id_prefix + _request_id(parsed, request)
-        if self.config.enable_log_requests:
-            num_tokens = sum(prompt.num_tokens for prompt in plan.prompts)
-            logger.info("request %s: %d prompt tokens, %s", reply_id, num_tokens, parsed.shown)
         session = Session(self.poller, plan, writer_of(request.scope).received, client.flow)
         if self.config.enable_log_requests:
-            session.on_end = partial(_log_end, reply_id, session)
+            log_begin(reply_id, session, parsed)
+            session.on_end = partial(log_end, reply_id, session)
         if self.tracer is not None:
             self.tracer.begin(session, request.headers, reply_id, self.model_name, parsed.params)
         return session, reply_id
@@ -304,27 +309,6 @@ class ApiService:
 def _client_of(request: Request) -> Client:
     writer = writer_of(request.scope)
     return Client(flow_of(request.scope), lambda fail: writer.on_disconnect(lambda: fail(ClientGoneError())))
-
-
-def _log_end(reply_id: str, session: Session, error: BlinkError | None) -> None:
-    """Write how a request ended; a client that left is no error."""
-    if isinstance(error, ClientGoneError):
-        error, status = None, ClientGoneError.status
-    else:
-        status = HTTPStatus.OK if error is None else error.status
-    fields = {
-        "request_id": reply_id,
-        "seconds": round(time.perf_counter() - session.arrived, 6),
-        "prompt_tokens": sum(prompt.num_tokens for prompt in session.prompts),
-        "completion_tokens": sum(generation.num_tokens for generation in session.generations),
-        "finish_reasons": [generation.finish_reason for generation in session.generations],
-        "status": int(status),
-        "error": error.message if error is not None else None,
-    }
-    text = "request {request_id} ended after {seconds:.3f} s: {prompt_tokens} prompt tokens, {completion_tokens} tokens"
-    reasons = [generation.finish_reason or "abort" for generation in session.generations]
-    how = error.message if error is not None else ", ".join(reasons)
-    logger.info("%s: %s", text.format(**fields), how, extra={"fields": fields})
 
 
 def _open_timed(

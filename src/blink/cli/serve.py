@@ -30,7 +30,6 @@ from blink.host.isolation import deal_cpus, format_cpus, parse_cpus
 from blink.host.logs import set_up_logging
 from blink.host.process import raise_descriptor_limit
 from blink.hub.localize import localize
-from blink.lora_config import allows_updating
 from blink.models.weights.files import resolve_model
 from blink.region.files import Reservation, check_unserved, engine_regions, region_path, remove_unserved
 
@@ -112,17 +111,11 @@ def resolve_serve(config: ServeConfig) -> ServeConfig:
         ConfigError: an option makes no sense.
     """
     workers = config.frontend_workers
-    if workers > 1 and config.frontend.uds:
-        raise ConfigError("--uds serves one frontend: several cannot share a Unix socket")
+    config.frontend.check_workers(workers)
     if config.engine.region != config.frontend.region:
         raise ConfigError("engine and frontends must use the same region")
     if config.frontend.data_parallel_size > 1 and config.engine.rdma_listen:
         raise ConfigError("--rdma-listen lets others in to one engine: it does not go with --data-parallel-size")
-    lora = config.frontend.lora
-    if lora.enable_lora and workers > 1 and allows_updating(config.frontend.allow_runtime_lora_updating):
-        raise ConfigError("--allow-runtime-lora-updating changes one frontend: it does not go with --frontend-workers")
-    if lora.enable_lora and config.frontend.data_parallel_size > 1:
-        raise ConfigError("--enable-lora does not go with --data-parallel-size yet")
     parse_cpus(config.frontend.frontend_cpus)
     return replace(config, engine=replace(config.engine, num_queue_pairs=max(workers, config.engine.num_queue_pairs)))
 

@@ -103,7 +103,7 @@ def describe_step(
     row = torch.arange(tokens) * rows // tokens
     starts = torch.searchsorted(row, torch.arange(rows + 1))
     positions = torch.arange(tokens) - starts[row] + context
-    slots = min(rows, num_slots)  # with drafts, a slot has several rows
+    slots = min(rows, num_slots)  # a slot may have several rows
     tables = torch.arange(slots * int(geometry["max_blocks"])).view(slots, -1)
     chance = torch.Generator().manual_seed(0)
     batch.input_ids[:tokens] = _like(

@@ -26,8 +26,9 @@ from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.same_model import open_same_model
 from blink.engine.state import HostState
-from blink.errors import BadRequestError, ConfigError, RankLostError
+from blink.errors import BadRequestError, ConfigError
 from blink.host.process import read_available_memory, release_memory
+from blink.kernels.all_reduce import RankLostError
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache

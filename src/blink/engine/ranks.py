@@ -20,7 +20,7 @@ from torch import Tensor
 
 from blink.engine.host_tier import HostBlocks
 from blink.engine.plan_words import PlanKind, PlanWords, StepPlanWords
-from blink.errors import RankLostError
+from blink.kernels.all_reduce import RankLostError
 from blink.kernels.batch import Batch
 from blink.kernels.cpu.all_reduce import CpuRanks, Exchange
 from blink.kernels.cpu.thread_pool import use_own_pool

@@ -8,6 +8,17 @@ from typing import Protocol
 
 from torch import Tensor
 
+from blink.errors import BlinkError
+
+
+class RankLostError(BlinkError):
+    """A rank of a tensor-parallel group has failed or does not come, which ends the engine."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}")
+        self.rank = rank
+
+
 # Of the partial sum, the residual [rows, width] that is written, the norm's weights [width] and its epsilon: the norm.
 AddNorm = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 

@@ -95,8 +95,8 @@ class Batch:
         return self.automaton_places.shape[1] // PLACE_WORDS
 
     @property
-    def has_drafts(self) -> bool:
-        """Whether several rows of a step may be of one slot: its newest token, and drafts behind it."""
+    def has_siblings(self) -> bool:
+        """Whether several rows of a step may be of one slot, at positions that follow each other."""
         return self.num_lists > LISTS_OF_SLOT
 
     def find_tables(self, window: int) -> Tensor:
@@ -122,14 +122,14 @@ class Batch:
         vocab_bytes: int = 0,
         has_windows: bool = False,
         vector_floats: int = 0,
-        most_drafts: int = 0,
+        most_siblings: int = 0,
         num_adapter_slots: int = 0,
         has_draft_head: bool = False,
     ) -> Batch:
         """Allocate an empty batch (all zero, no row); without automata, no row can be constrained.
 
         has_windows: layers with a window have blocks of their own. vector_floats: of a vector, where the model pools.
-        most_drafts: of a slot in one step.
+        most_siblings: rows of a slot in one step, besides its first.
         """
         lengths = {
             "header": HEADER_WORDS,
@@ -147,7 +147,7 @@ class Batch:
         widths["vectors"] = vector_floats
         widths["head_drafts"] = has_draft_head * HEAD_DRAFT_WORDS
         widths["window_tables"] = has_windows * max_blocks
-        num_lists = LISTS_OF_SLOT + most_drafts
+        num_lists = LISTS_OF_SLOT + most_siblings
         widths["automaton_places"], widths["token_bitmasks"] = num_lists * PLACE_WORDS, num_lists * -(-vocab_size // 32)
 
         def zeros(name: str) -> Tensor:

@@ -31,7 +31,7 @@ class DeltaWeights(NamedTuple):
     k_dim: int
     conv_bias: None = None  # there is none
 
-    def among(self, ranks: object) -> DeltaWeights:  # noqa: ARG002 - as MambaWeights has it
+    def merging(self, merge_means: object) -> DeltaWeights:  # noqa: ARG002 - as MambaWeights has it
         """Return the same: heads have norms of their own."""
         return self
 

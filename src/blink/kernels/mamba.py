@@ -13,12 +13,11 @@ The rule is that of "Transformers are SSMs" (https://arxiv.org/abs/2405.21060).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from blink.kernels.all_reduce import ONE_RANK, Ranks, mean_of
 
 
 class MambaWeights(NamedTuple):
@@ -33,15 +32,16 @@ class MambaWeights(NamedTuple):
     eps: float
     groups: int
     state_size: int  # n
-    ranks: Ranks = ONE_RANK  # that have heads of one group together
+    merge_means: Callable[[Tensor], Tensor] | None = None  # of parts of a group, from this one's; None: it is whole
 
-    def among(self, ranks: Ranks) -> MambaWeights:
-        """Return the weights of a layer whose one group all of these ranks have heads of."""
-        return self._replace(ranks=ranks)
+    def merging(self, merge_means: Callable[[Tensor], Tensor]) -> MambaWeights:
+        """Return the weights of a layer that has a part of its one group."""
+        return self._replace(merge_means=merge_means)
 
     def find_rates(self, gated: Tensor) -> Tensor:
-        """Return 1 / RMS of gated outputs [..., numbers of a group], with those of all ranks: [..., 1]."""
-        return torch.rsqrt(mean_of(self.ranks, gated.square().mean(-1, keepdim=True)) + self.eps)
+        """Return 1 / RMS of gated outputs [..., numbers of a group], with those of other parts: [..., 1]."""
+        means = gated.square().mean(-1, keepdim=True)
+        return torch.rsqrt((self.merge_means(means) if self.merge_means else means) + self.eps)
 
     def project(self, qkvz: Tensor, gates: Tensor) -> MambaProjections:
         """Name the parts of the results of a layer's two projections."""

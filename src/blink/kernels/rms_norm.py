@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from blink.kernels.all_reduce import ONE_RANK, Ranks, mean_of
 from blink.kernels.cpu import rms_norm as cpu
 
 
@@ -55,12 +55,16 @@ def _code_for(x: Tensor) -> ModuleType:
     return gpu
 
 
-def rms_norm_columns(x: Tensor, columns: slice, weight: Tensor, eps: float, ranks: Ranks = ONE_RANK) -> None:
-    """Normalise some columns of x [rows, width] together, with those of all ranks, in place; weight: of the columns.
+def rms_norm_columns(
+    x: Tensor, columns: slice, weight: Tensor, eps: float, merge_means: Callable[[Tensor], Tensor] | None = None
+) -> None:
+    """Normalise some columns of x [rows, width] together, in place; weight: of the columns.
 
+    merge_means: gives the mean of equal parts, of which these columns are one, from this one's; None: they are all.
     For models that are not common: plain PyTorch on every device, and kernels alone, for a graph to hold.
     """
     part = x[:, columns]
     wide = part.float()
-    rate = torch.rsqrt(mean_of(ranks, wide.square().mean(-1, keepdim=True)) + eps)
+    means = wide.square().mean(-1, keepdim=True)
+    rate = torch.rsqrt((merge_means(means) if merge_means else means) + eps)
     torch.mul(wide * rate, weight, out=part)

@@ -20,7 +20,7 @@ from blink.grammar.automaton import Automaton
 from blink.host.heartbeat import HeartbeatAge
 from blink.link.base import Connector, Link
 from blink.link.queue_pair import NO_ORIGIN, KvOrigin, QueuePair, Submission
-from blink.region.layout import COMPLETION, Drop, EngineState, ErrorCode, PauseMode, Task
+from blink.region.layout import COMPLETION, EngineState, ErrorCode, Opcode, Task
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
 
@@ -149,32 +149,16 @@ class EngineClient:
         """Return the word of the engine's region at the offset found in its header; 0 while no engine is ready."""
         return self._link.load_word(find(self._link.header)) if self._link is not None and self.ready else 0
 
-    def reset_prefix_cache(self) -> None:
-        """Ask the engine to forget all cached prefixes; `prefix_resets` of stats() grows when it has.
+    def order(self, opcode: Opcode, **fields: int) -> None:
+        """Ask something of the whole engine, in an entry with these fields; statistics show when it is done.
 
         Raises:
             EngineUnavailableError: no engine is ready.
             OverloadedError: the submission queue is full.
         """
-        self._require_pair().reset_prefix_cache()
-
-    def pause(self, mode: PauseMode, drop: Drop) -> None:
-        """Ask the engine to launch nothing more; `num_pauses` of stats() grows when it does not.
-
-        Raises:
-            EngineUnavailableError: no engine is ready.
-            OverloadedError: the submission queue is full.
-        """
-        self._require_pair().pause(mode, drop)
-
-    def resume(self) -> None:
-        """Take every frontend's pause back.
-
-        Raises:
-            EngineUnavailableError: no engine is ready.
-            OverloadedError: the submission queue is full.
-        """
-        self._require_pair().resume()
+        if self._pair is None or not self.ready:
+            raise EngineUnavailableError(self.unavailable_reason)
+        self._pair.order(opcode, **fields)
 
     @property
     def is_paused(self) -> bool:
@@ -185,11 +169,6 @@ class EngineClient:
     def absent(self) -> int:
         """What the engine's model lacks: bits of layout.Absent."""
         return 0 if self._link is None else int(self._link.report()["absent"])
-
-    def _require_pair(self) -> QueuePair:
-        if self._pair is None or not self.ready:
-            raise EngineUnavailableError(self.unavailable_reason)
-        return self._pair
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; valid until the next call)."""

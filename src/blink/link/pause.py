@@ -7,7 +7,7 @@ from typing import Final
 
 from blink.errors import BadRequestError, EngineUnavailableError
 from blink.link.client import EngineClient
-from blink.region.layout import Absent, Drop, PauseMode
+from blink.region.layout import Absent, Drop, Opcode, PauseMode
 
 # By what vLLM and SGLang call them.
 PAUSE_MODES: Final = {
@@ -48,7 +48,8 @@ class Pause:
         """
         self._client = client
         self._before = client.stats().get("num_pauses", 0)
-        client.pause(PAUSE_MODES[mode], Drop.PREFIX_CACHE if clears_cache else Drop.NOTHING)
+        drop = Drop.PREFIX_CACHE if clears_cache else Drop.NOTHING
+        client.order(Opcode.PAUSE, pause_mode=PAUSE_MODES[mode], pause_drop=drop)
 
     @property
     def has_begun(self) -> bool:
@@ -77,7 +78,7 @@ class Resume:
             if client.absent & bit:
                 raise BadRequestError(f"The engine cannot go on: {reason}.")
         self._client = client
-        client.resume()
+        client.order(Opcode.RESUME)
 
     @property
     def is_done(self) -> bool:

@@ -15,7 +15,7 @@ from blink.grammar.automaton import Automaton
 from blink.link.base import Link
 from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
-from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Drop, Opcode, PauseMode, StructPacker
+from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Opcode, StructPacker
 from blink.region.native import lib
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
@@ -181,29 +181,19 @@ class QueuePair:
             entry["sequence"] = self._unsent_cancels.pop()
             self._push(entry.tobytes())
 
-    def reset_prefix_cache(self) -> None:
-        """Ask the scheduler to forget all cached prefixes; its statistic `prefix_resets` then grows.
+    def order(self, opcode: Opcode, **fields: int) -> None:
+        """Queue an entry about the whole engine, with more of its fields.
 
         Raises:
             OverloadedError: no room in the submission queue; nothing was queued.
         """
-        self._push_order(opcode=Opcode.RESET_PREFIX_CACHE)
-
-    def pause(self, mode: PauseMode, drop: Drop) -> None:
-        """Ask the scheduler to launch nothing more; its statistic `num_pauses` grows when it does not.
-
-        Raises:
-            OverloadedError: no room in the submission queue; nothing was queued.
-        """
-        self._push_order(opcode=Opcode.PAUSE, pause_mode=mode, pause_drop=drop)
-
-    def resume(self) -> None:
-        """Take every frontend's pause back.
-
-        Raises:
-            OverloadedError: no room in the submission queue; nothing was queued.
-        """
-        self._push_order(opcode=Opcode.RESUME)
+        if self._sq_room() == 0:
+            raise OverloadedError("the engine does not keep up with new requests; retry later")
+        entry = np.zeros((), SQE)
+        entry["opcode"] = opcode
+        for name, value in fields.items():
+            entry[name] = value
+        self._push(entry.tobytes())
 
     def drain(self) -> np.ndarray[Any, Any]:
         """Return the completions that have arrived (dtype layout.COMPLETION; a view that the next call overwrites)."""
@@ -249,15 +239,6 @@ class QueuePair:
 
     def _write_arena(self, offset: int, data: bytes) -> None:
         self._link.write(self._at.arena + offset, data)
-
-    def _push_order(self, **fields: int) -> None:
-        """Queue an entry about the whole engine."""
-        if self._sq_room() == 0:
-            raise OverloadedError("the engine does not keep up with new requests; retry later")
-        entry = np.zeros((), SQE)
-        for name, value in fields.items():
-            entry[name] = value
-        self._push(entry.tobytes())
 
     def _push(self, entry: bytes) -> None:
         at = self._at.sq + self._sq_tail % self._sq_entries * SQE.itemsize

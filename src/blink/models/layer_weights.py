@@ -85,8 +85,8 @@ class MoeWeights:
 class RuleWeights(Protocol):
     """The small weights of a recurrent layer's rule, as its kernels take them."""
 
-    def among(self, ranks: Any) -> RuleWeights:
-        """Return them for a layer whose outputs these ranks normalise together."""
+    def merging(self, merge_means: Any) -> RuleWeights:
+        """Return them for a layer with a part of the outputs that are normalised together, whose means are merged."""
         ...
 
     def project(self, qkvz: Tensor, gates: Tensor) -> Any:

@@ -44,7 +44,7 @@ _HASH_KEY_BYTES = HEADER["hash_key"].shape[0]
 
 
 class Region:
-    """A mapped region. Every word has one writer, named in csrc/region/layout.h."""
+    """A mapped region. Every word has one writer, named in csrc/region/."""
 
     def __init__(self, path: Path, fd: int) -> None:
         self.path = path

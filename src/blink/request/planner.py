@@ -133,7 +133,7 @@ class Planner:
         return Plan(prompts, sequences, params.n)
 
     def _predict(self, text: str, engine: RegionInfo) -> Tokens:
-        """Return the tokens that answers may have much of; none for an engine that makes no drafts."""
+        """Return the tokens that answers may have much of; none for an engine that does not speculate."""
         if not (text and engine.speculates):
             return ()
         known = text[: _PREDICTED_CHARS * engine.max_model_len]

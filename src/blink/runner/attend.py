@@ -118,8 +118,8 @@ def _normalize_all_heads(step: Step, qkv: Tensor, index: int, mixer: Attention) 
     norm = step.model.layers[index].wide_norm
     if norm is not None:
         keys = slice(mixer.q_size, mixer.q_size + mixer.kv_size)
-        rms_norm_columns(qkv, slice(0, mixer.q_size), norm.query_weight, norm.eps, step.ranks)
-        rms_norm_columns(qkv, keys, norm.key_weight, norm.eps, step.ranks)
+        rms_norm_columns(qkv, slice(0, mixer.q_size), norm.query_weight, norm.eps, step.merge_means)
+        rms_norm_columns(qkv, keys, norm.key_weight, norm.eps, step.merge_means)
 
 
 def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int], Tensor]:
@@ -136,7 +136,7 @@ def _prepare_rule(step: Step, code: DeviceCode) -> Callable[[Tensor, Tensor, int
         mixer = step.model.spec.layers[index].mixer.recurrence
         mamba = None if mixer is None else mixer.mamba
         if mamba is not None and mamba.shares_group:
-            rule = rule.among(step.ranks)
+            rule = rule.merging(step.merge_means)
         return kernel(rule.project(qkvz, gates), step.kv_cache.recurrent[index], rows, rule)
 
     return advance

@@ -38,7 +38,3 @@ class CpuDevice:
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's experts."""
         return (Option(EXPERTS, None),)
-
-    def list_all_reduces(self) -> Iterable[Option]:
-        """Return the one that adds up what ranks have computed."""
-        return (Option("sum in the order of ranks", None),)

@@ -111,10 +111,6 @@ class GpuDevice:
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
         yield Option(GATHERED, None)
 
-    def list_all_reduces(self) -> Iterable[Option]:
-        """Return the one that adds up what ranks have computed."""
-        return (Option("sum in the order of ranks", None),)
-
 
 class RankDevice(GpuDevice):
     """Lists those of ranks that share layers: an all-reduce adds up what GEMMs compute, and has the norm."""

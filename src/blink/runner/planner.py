@@ -64,10 +64,6 @@ class Device(Protocol):
         """List the kernels for a layer's experts."""
         ...
 
-    def list_all_reduces(self) -> Iterable[Option]:
-        """List the kernels that add up what ranks have computed."""
-        ...
-
 
 def choose(options: Iterable[Option]) -> Choice:
     """Return the first kernel that does not refuse, with the reasons of those before it."""
@@ -152,17 +148,17 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
         router=multiply(layer.router),
         experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),
     )
-    return found if model.spec.shard.size == 1 else _share(device, found)
+    return found if model.spec.shard.size == 1 else _share(found)
 
 
-def _share(device: Device, plan: LayerPlan) -> LayerPlan:
+def _share(plan: LayerPlan) -> LayerPlan:
     """Return the plan of a layer that ranks share: their results are partial, and an all-reduce adds them up."""
 
     def part(choice: Choice | None) -> Choice | None:
         return None if choice is None else replace(choice, epilogue=Epilogue.PARTIAL)
 
     output = replace(plan.output, epilogue=Epilogue.PARTIAL)
-    all_reduce = choose(device.list_all_reduces())
+    all_reduce = choose([Option("sum in the order of ranks", None)])  # the only one, on all devices
     return replace(plan, output=output, down=part(plan.down), experts=part(plan.experts), all_reduce=all_reduce)
 
 

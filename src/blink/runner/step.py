@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from blink.kernels.all_reduce import Ranks
+from blink.kernels.all_reduce import Ranks, mean_of
 from blink.kernels.batch import Batch, Header
 from blink.kernels.latent import LatentKernels
 from blink.kernels.layer_cache import KvCache
@@ -74,6 +74,10 @@ class Step:
     def num_tokens(self) -> Tensor:
         """How many tokens are not padding: int32 [1]."""
         return self.batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
+
+    def merge_means(self, means: Tensor) -> Tensor:
+        """Return the means of what all ranks have equal parts of, from those of this rank's part."""
+        return mean_of(self.ranks, means)
 
 
 def cap_logits(spec: ModelSpec, logits: Tensor) -> Tensor:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from blink import speculation
 from blink.api.observe.exposition import Family, Labels
-from blink.region.layout import CONSTANTS, Absent
+from blink.region.layout import Absent
 from blink.region.step_tokens import BOUNDS, STATS
 
 Stats = Mapping[str, int]  # empty while there is no engine
@@ -23,9 +24,7 @@ _ENGINE_COUNTERS = {
     "external_prefix_cache_queries": ("host_queries", "Prompt tokens looked up in host memory."),
     "external_prefix_cache_hits": ("host_hits", "Prompt tokens restored from host memory."),
     "num_preemptions": ("num_preemptions", "Sequences preempted."),
-    "spec_decode_num_drafts": ("num_drafts", "Drafts of speculative decoding."),
-    "spec_decode_num_draft_tokens": ("draft_tokens", "Draft tokens."),
-    "spec_decode_num_accepted_tokens": ("accepted_tokens", "Draft tokens that were accepted."),
+    **speculation.COUNTERS,
 }
 _ENGINE_GAUGES = {
     "num_requests_running": ("num_running", "Sequences that run now."),
@@ -104,8 +103,8 @@ def _restored(stats: Stats) -> float:
     return stats.get("host_hits", 0)
 
 
-def _accepted_at(place: int) -> Callable[[Stats], float]:
-    return lambda stats: stats.get(f"accepted_at_{place}", 0)
+def _count_of(stat: str) -> Callable[[Stats], float]:
+    return lambda stats: stats.get(stat, 0)
 
 
 def _is_awake(stats: Stats) -> bool:
@@ -144,11 +143,11 @@ _LABELLED = {
         "source",
         {"local_compute": _computed, "local_cache_hit": _hits, "external_kv_transfer": _restored},
     ),
-    "spec_decode_num_accepted_tokens_per_pos": _Labelled(
+    speculation.ACCEPTED: _Labelled(
         "counter",
-        "Draft tokens that were accepted, by their place in the draft.",
+        speculation.ACCEPTED_TEXT,
         "position",
-        {str(place): _accepted_at(place) for place in range(CONSTANTS["max_drafts"])},
+        {place: _count_of(stat) for place, stat in speculation.ACCEPTED_STATS.items()},
     ),
     "prompt_tokens_cached_by_source": _Labelled(
         "counter", "Prompt tokens taken from a cache, by where that is.", "source", {"device": _hits}

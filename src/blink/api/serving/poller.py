@@ -18,6 +18,7 @@ from blink.api.observe.stats_line import StatsLine
 from blink.errors import BadRequestError, ClientLimitError, EngineUnavailableError, OverloadedError
 from blink.link.client import EngineClient
 from blink.link.group import EngineGroup
+from blink.region.layout import Opcode
 from blink.request.engine_tables import EngineTables
 
 _TICK_SECONDS = 0.25
@@ -127,7 +128,7 @@ class Poller:
 
 async def _reset_prefix_cache(client: EngineClient) -> None:
     before = client.stats().get("prefix_resets", 0)
-    client.reset_prefix_cache()
+    client.order(Opcode.RESET_PREFIX_CACHE)
     while client.stats().get("prefix_resets", 0) == before:
         if not client.ready:
             raise EngineUnavailableError(f"Not available: {client.unavailable_reason}.")

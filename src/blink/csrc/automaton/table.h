@@ -9,14 +9,14 @@
 #include <string>
 #include <tuple>
 
-#include "automaton/machine.h"
+#include "automaton/texts.h"
 
 namespace blink {
 
 class Table {
  public:
   Table(const Machine& machine, const Graph& graph, Budget& budget, uint8_t* is_in_conflict)
-      : machine_(machine), rules_(graph.rules, graph.rules + graph.num_rules), budget_(budget) {
+      : machine_(machine), guesses_(machine), rules_(graph.rules, graph.rules + graph.num_rules), budget_(budget) {
     is_in_conflict_ = is_in_conflict;
     std::fill_n(is_in_conflict, graph.num_rules, uint8_t(0));
     find_first();
@@ -25,8 +25,7 @@ class Table {
     if (is_ambiguous_) throw BuildError::kAmbiguous;
     find_classes();
     sort_by_width();
-    if (has_items_) count_texts();
-    find_arrivals();
+    if (has_items_) counts_ = count_texts(machine);
   }
 
   std::string bytes() const {
@@ -197,66 +196,6 @@ class Table {
     }
   }
 
-  // Count how many texts lead from each state to its rule's end, as far as they are few and without calls.
-  void count_texts() {
-    constexpr uint32_t kMany = kMaxUniqueItems + 1;
-    counts_.assign(machine_.size(), kMany);
-    std::vector<std::vector<uint32_t>> back(machine_.size());
-    std::vector<size_t> num_open(machine_.size());
-    std::vector<uint32_t> left;
-    for (uint32_t state = 0; state < machine_.size(); state++) {
-      const auto& steps = machine_.steps[state];
-      num_open[state] = steps.size();
-      for (const Step& step : steps) back[step.to].push_back(state);
-      if (steps.empty()) left.push_back(state);
-    }
-    while (!left.empty()) {
-      const uint32_t state = left.back();
-      left.pop_back();
-      uint32_t count = machine_.finals[state];
-      for (const Step& step : machine_.steps[state])
-        count = std::min(kMany, machine_.is_call(step) ? kMany : count + width_of(step.label) * counts_[step.to]);
-      counts_[state] = count;
-      for (const uint32_t from : back[state])
-        if (--num_open[from] == 0) left.push_back(from);
-    }
-  }
-
-  // How each state is reached.
-  void find_arrivals() {
-    arrivals_.assign(machine_.size(), kUnreached);
-    for (const auto& steps : machine_.steps)
-      for (const Step& step : steps) {
-        const bool is_byte = !machine_.is_call(step) && width_of(step.label) == 1;
-        const uint32_t byte = is_byte ? machine_.lows[step.label] : 0;
-        arrivals_[step.to] = std::min(arrivals_[step.to], byte == ':' || byte == ',' ? kSeparated : kOtherwise);
-      }
-    for (const uint32_t start : machine_.starts)
-      if (start != kNowhere) arrivals_[start] = kOtherwise;
-  }
-
-  // What is guessed to come behind a state: a space after a colon or a comma, else what alone may come but for white
-  // space.
-  uint8_t guess_of(uint32_t state) const {
-    uint32_t num_texts = 0, text = kNoGuess;
-    for (uint32_t interval = 0; interval < machine_.num_intervals; interval++) {
-      if (rows_[state][interval] == kDeadEntry) continue;
-      const uint32_t byte = machine_.lows[interval], width = width_of(interval);
-      const bool is_blank = byte == ' ' && width == 1,
-                 is_space = is_blank || (byte >= '\t' && byte + width <= '\r' + 1);
-      if (is_blank && arrivals_[state] == kSeparated) return ' ';
-      num_texts += is_space ? 0 : width;
-      if (!is_space) text = byte;
-    }
-    if (machine_.finals[state]) return num_texts == 0 ? kReturnGuess : kNoGuess;
-    return uint8_t(num_texts == 1 ? text : kNoGuess);
-  }
-
-  uint32_t width_of(uint32_t interval) const {
-    const uint32_t next = interval + 1 < machine_.num_intervals ? machine_.lows[interval + 1] : kBytes;
-    return next - machine_.lows[interval];
-  }
-
   // Bytes that no state tells apart.
   void find_classes() {
     std::map<std::vector<uint32_t>, uint8_t> known;
@@ -346,7 +285,7 @@ class Table {
       SingleRow row{};
       row.entry = entries.empty() ? uint16_t(kDeadEntry) : placed(entries[0].second);
       row.byte_class = entries.empty() ? uint8_t(0) : entries[0].first;
-      row.guess = guess_of(state);
+      row.guess = guesses_.find(state, rows_[state]);
       put(layout.single + (place - first_single) * uint32_t(sizeof row), row);
     } else if (place >= first_sparse) {
       SparseRow row{};
@@ -355,7 +294,7 @@ class Table {
         row.classes[i] = column;
         row.entries[i] = placed(entry);
       }
-      row.guess = guess_of(state);
+      row.guess = guesses_.find(state, rows_[state]);
       put(layout.sparse + (place - first_sparse) * uint32_t(sizeof row), row);
     } else if (place >= first_mapped) {
       const auto [different, pattern] = map_row(state);
@@ -367,7 +306,7 @@ class Table {
     } else {
       for (const auto& [column, entry] : entries)
         put(layout.full + uint32_t((place * columns_.size() + column) * sizeof(uint16_t)), placed(entry));
-      out[layout.guesses + place] = char(guess_of(state));
+      out[layout.guesses + place] = char(guesses_.find(state, rows_[state]));
     }
   }
 
@@ -375,6 +314,7 @@ class Table {
   static constexpr size_t kFullRowBytes = 40 << 10;
 
   const Machine& machine_;
+  const Guesses guesses_;
   std::vector<GraphRule> rules_;
   std::vector<Intervals> first_;
   std::map<std::tuple<uint32_t, uint32_t, uint32_t>, uint32_t> calls_;  // target, way back and mark: index
@@ -384,8 +324,6 @@ class Table {
   std::map<std::string, uint32_t> patterns_;  // of mapped rows
   std::vector<uint32_t> places_;              // by state: its number in the automaton
   std::vector<uint32_t> counts_;              // by state: the texts from there to an end, if they are few
-  enum Arrival : uint8_t { kOtherwise, kSeparated, kUnreached };  // the second: by a colon or a comma alone
-  std::vector<Arrival> arrivals_;                                 // by state
   bool has_items_ = false;
   uint32_t num_of_width_[kWidths];  // states
   Budget& budget_;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "automaton/walk.h"
+#include "automaton/advance.h"
 #include "region/fields.h"
 
 namespace blink {

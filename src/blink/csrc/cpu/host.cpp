@@ -48,11 +48,7 @@ void blink_region_init(void* region, const Geometry* g, const uint8_t* hash_key,
   const RegionLayout layout = region_layout(*g);
   h.magic = kMagic;
   h.digest = layout_digest();
-  h.trace_offset = layout.trace;
-  h.adapters_offset = layout.adapters;
-  h.kv_events_offset = layout.kv_events;
-  h.queue_pairs_offset = layout.queue_pairs;
-  h.queue_pair_bytes = layout.queue_pair.bytes;
+  write_offsets(h, layout);
   std::memcpy(h.hash_key, hash_key, sizeof h.hash_key);
   std::strncpy(h.model, model, sizeof h.model - 1);
   h.geometry = *g;

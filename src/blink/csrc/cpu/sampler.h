@@ -243,7 +243,7 @@ inline void sample_rows(const SampledRows& rows, ThreadPool* pool) {
                sample_row(group, memory->shared, memory->best, part, changes, row, slot);
              });
   };
-  // The rows of a constrained text that verify drafts are sampled in order: each moves its automaton on.
+  // The rows of one constrained text are sampled in order: each moves its automaton on.
   const auto sample = [&](uint64_t index) {
     const auto follows = [&](uint64_t row) { return row > 0 && rows.row_slots[row] == rows.row_slots[row - 1]; };
     if (rows.params[rows.row_slots[index]].automaton == 0) return sample_row_at(index);

@@ -122,7 +122,7 @@ static_assert(kPlaceWordsWithItems == kPlaceWords + 2 + kMaxUniqueItems + kTrail
 
 constexpr uint32_t kNoPlace = 0xffffffffu;  // its number of tokens before there is one
 constexpr uint32_t kNoList = 0;
-// Places and lists of a slot where no drafts are made: of this step and the one before. Each draft token takes one
+// Places and lists of a slot that has one row in a step: of this step and the one before. Each further row takes one
 // more.
 constexpr uint32_t kListsOfSlot = 2;
 

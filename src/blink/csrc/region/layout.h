@@ -7,10 +7,13 @@
 //   SchedulerWords, SQ, CQ, arena | queue pair 1 | ...
 #pragma once
 
+#include "region/adapter_words.h"
 #include "region/automaton.h"
 #include "region/codes.h"
+#include "region/completion.h"
 #include "region/fields.h"
 #include "region/kv_events.h"
+#include "region/trace.h"
 #include "sampler/params.h"
 
 namespace blink {
@@ -26,14 +29,10 @@ constexpr uint32_t kMaxLogitBias = 100;  // of either sign
 constexpr uint32_t kBlockHashBytes = 16;
 constexpr uint32_t kNoTpotTarget = 0xffffffffu;  // Sqe::tpot_target_us: none, whatever the engine's is
 constexpr uint32_t kMaxTpotTargetUs = 10'000'000;
-// CqeTag::rank's low bits of a kToken that is the predicted one; n more: it is not, and n predicted tokens were given
-// up there.
-constexpr uint32_t kAcceptedRank = 1;
-constexpr uint32_t kPredictedBits = 5;
-constexpr uint32_t kMaxToldPreemptions = 7;
 // The newest tokens of a sequence that may be taken back: what they see is not freed.
 constexpr uint32_t kRollbackTokens = 16;
-constexpr uint32_t kMaxDrafts = kRollbackTokens - 1;  // of a sequence in one step
+constexpr uint32_t kMaxRowsOfSlot = kRollbackTokens;  // in one step: its newest token, and drafts behind it
+constexpr uint32_t kMaxDrafts = kMaxRowsOfSlot - 1;
 static_assert(kAcceptedRank + kMaxDrafts < 1u << kPredictedBits);
 constexpr uint32_t kMostNgram = 16;  // Geometry::ngram_max at most
 constexpr uint32_t kCacheLine = 64;
@@ -214,43 +213,6 @@ struct Control {
   alignas(64) FIELD(Statistics, statistics);
 };
 
-// One launch: a step, or a segment of one. writer: scheduler. Times in nanoseconds of the scheduler's clock.
-struct TraceEntry {
-  FIELDS_OF(TraceEntry);
-  FIELD(uint64_t, step);
-  FIELD(uint64_t, retired_ns);   // the previous step's end was seen (equals composed start)
-  FIELD(uint64_t, launched_ns);  // this step was launched
-  FIELD(uint64_t, ended_ns);     // its end was seen; 0: it runs
-  FIELD(uint32_t, graph);
-  FIELD(uint32_t, num_rows);
-  FIELD(uint32_t, num_tokens);
-  FIELD(uint32_t, num_decode_rows);
-  FIELD(uint32_t, num_running);
-  FIELD(uint32_t, num_waiting);
-  FIELD(uint32_t, num_free_blocks);
-  FIELD(uint32_t, num_admitted);
-  FIELD(uint32_t, num_preempted);
-  FIELD(uint32_t, idle_before);  // 1: no step was in flight when this one was composed
-  FIELD(uint32_t, num_best_effort_rows);
-  FIELD(uint32_t, step_class);    // StepClass: which class runs
-  FIELD(uint32_t, segment);       // of the step's segments, which one this is
-  FIELD(uint32_t, num_segments);  // 0: launched whole
-  FIELD(uint64_t, predicted_ns);  // what the cost table expected of this launch; 0: there is no table
-};
-
-// An adapter (LoRA) in the host's memory, by its index. adapters.h has the protocol.
-struct AdapterWords {
-  FIELDS_OF(AdapterWords);
-  // writer: engine
-  alignas(64) FIELD(uint32_t, generation);  // no two adapters have the same, whatever their index; 0: there is none
-  FIELD(uint32_t, content);                 // equal contents have the same, and no others; stored before `generation`
-  // writer: scheduler
-  alignas(64) FIELD(uint32_t, seen);  // the generation that sequences may use
-  FIELD(uint32_t, num_users);         // sequences, whether they run or wait
-  FIELD(uint32_t, num_in_slots);      // of these, those that the model's memory has it for
-  FIELD(uint32_t, last_use);          // grows with each sequence that comes for any adapter
-};
-
 // writer: frontend. The scheduler reads all four at once (intake.h).
 struct FrontendWords {
   FIELDS_OF(FrontendWords);
@@ -304,44 +266,6 @@ struct Sqe {
 };
 static_assert(sizeof(Sqe) == 256, "an SQE is four cache lines");
 
-// The bytes of Cqe::tag.
-struct CqeTag {
-  FIELDS_OF(CqeTag);
-  FIELD(uint8_t, phase);  // 0 or 1
-  FIELD(CqeKind, kind);
-  FIELD(FinishReason, finish_reason);
-  // Of a kTopLogprob. Of a kToken: kPredictedBits for its request's prediction, and above them how often the sequence
-  // was preempted since its last token, up to kMaxToldPreemptions. Of a kFinished: the latter.
-  FIELD(uint8_t, rank);
-};
-BLINK_FN uint32_t tag_word(CqeTag tag) { return __builtin_bit_cast(uint32_t, tag); }
-BLINK_FN CqeTag tag_of(uint32_t word) { return __builtin_bit_cast(CqeTag, word); }
-
-// Completion queue entry. writer: scheduler; `tag` (a CqeTag) is stored last, with release.
-struct alignas(32) Cqe {
-  FIELDS_OF(Cqe);
-  FIELD(uint64_t, sequence);
-  FIELD(uint64_t, time_ns);
-  FIELD(int32_t, token);  // kAdmitted: prompt tokens found in the prefix cache; kRejected: RejectCode
-  FIELD(float, logprob);
-  FIELD(uint32_t, index);  // ordinal of the generated token; kPromptLogprob: place in the prompt
-  FIELD(uint32_t, tag);
-};
-static_assert(sizeof(Cqe) == 32, "two CQEs share a cache line");
-
-// The CQE of kind kVector: a part of what a prompt became. Its words have the places of a Cqe's.
-constexpr uint32_t kValuesOfCqe = 4;
-struct alignas(32) VectorCqe {
-  FIELDS_OF(VectorCqe);
-  FIELD(uint64_t, sequence);
-  FIELD_ARRAY(float, values, kValuesOfCqe);  // behind the last of the vector: 0
-  FIELD(uint32_t, index);                    // place of the first of them in the vector
-  FIELD(uint32_t, tag);
-};
-static_assert(sizeof(VectorCqe) == sizeof(Cqe));
-
-BLINK_FN uint32_t cq_phase(uint32_t position, uint32_t entries) { return (position / entries + 1) & 1; }
-
 BLINK_FN constexpr uint64_t align_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Byte offsets inside one queue pair, which starts with FrontendWords.
@@ -381,6 +305,14 @@ BLINK_FN RegionLayout region_layout(const Geometry& g) {
   l.queue_pair = queue_pair_layout(g);
   l.bytes = l.queue_pairs + g.num_queue_pairs * l.queue_pair.bytes;
   return l;
+}
+
+BLINK_FN void write_offsets(Header& header, const RegionLayout& layout) {
+  header.trace_offset = layout.trace;
+  header.adapters_offset = layout.adapters;
+  header.kv_events_offset = layout.kv_events;
+  header.queue_pairs_offset = layout.queue_pairs;
+  header.queue_pair_bytes = layout.queue_pair.bytes;
 }
 
 }  // namespace blink

@@ -14,6 +14,7 @@
 #include "cpu/sampler.h"
 #include "device/program.h"
 #include "kernels/args.h"
+#include "kernels/comm_args.h"
 #include "scheduler/failure.h"
 #include "scheduler/step_kind.h"
 

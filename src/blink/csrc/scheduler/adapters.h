@@ -44,9 +44,10 @@ BLINK_FN void follow_adapters(State& s) {
   }
 }
 
-// Whether the adapter that an entry names is there, by an index that was validated, and is to stay.
+// Whether the adapter that an entry names is there, and is to stay.
 BLINK_FN bool may_use_adapter(const State& s, const Sqe& e) {
   if (e.adapter == 0) return true;
+  if (e.adapter > s.geometry.num_adapters) return false;
   const uint32_t index = e.adapter - 1, generation = e.adapter_generation;
   return generation != 0 && generation == s.adapters[index].generation &&
          generation == load_acquire(s.adapter_words[index].generation);

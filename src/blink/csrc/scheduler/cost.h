@@ -40,7 +40,7 @@ BLINK_RARE_FN uint64_t predict_ns(const State& s, uint32_t graph, uint64_t kv_to
 // What a graph computes: rows of one token alone; any rows; any rows and the logprobs of their prompts.
 enum class GraphKind { kDecoding, kMixed, kScoring };
 
-// The graph of the same kind and size for steps without adapters and guesses.
+// The plain graph (Geometry::num_plain_graphs) of the same kind and size.
 BLINK_FN uint32_t plain_graph(const Geometry& g, uint32_t graph) {
   return graph < g.num_plain_graphs ? graph : graph - g.num_plain_graphs;
 }

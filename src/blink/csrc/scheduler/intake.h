@@ -104,9 +104,9 @@ BLINK_FN void accept_submit(State& s, uint32_t qp, const Sqe& e, uint64_t now) {
   const Geometry& g = s.geometry;
   const uint32_t tag = uint32_t(e.sequence);
   RejectCode code = tag < g.sequences_per_queue_pair ? validate(g, e) : RejectCode::kTag;
+  if (code == RejectCode::kNone && !may_use_adapter(s, e)) code = RejectCode::kAdapter;
   const uint32_t index = qp * g.sequences_per_queue_pair + (code == RejectCode::kTag ? 0 : tag);
   if (code == RejectCode::kNone && s.sequences[index].status != SequenceStatus::kFree) code = RejectCode::kTagBusy;
-  if (code == RejectCode::kNone && !may_use_adapter(s, e)) code = RejectCode::kAdapter;
   if (code == RejectCode::kNone && !takes_requests(s)) code = RejectCode::kDraining;
   if (code != RejectCode::kNone) return reject(s, qp, e.sequence, code, now);
   Sequence& q = s.sequences[index];

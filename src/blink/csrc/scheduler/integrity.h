@@ -10,6 +10,7 @@
 #include "scheduler/event_integrity.h"
 #include "scheduler/host_integrity.h"
 #include "scheduler/scheduler.h"
+#include "scheduler/window_integrity.h"
 
 namespace blink {
 
@@ -21,9 +22,9 @@ class IntegrityCheck {
     const char* broken = nullptr;
     for (auto check : {&IntegrityCheck::lists, &IntegrityCheck::slots, &IntegrityCheck::tables, &IntegrityCheck::blocks,
                        &IntegrityCheck::prefix_cache, &IntegrityCheck::queue_pairs, &IntegrityCheck::automata,
-                       &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots,
-                       &IntegrityCheck::windows, &IntegrityCheck::window_owners})
+                       &IntegrityCheck::rows, &IntegrityCheck::paused, &IntegrityCheck::snapshots})
       if (!broken) broken = (this->*check)();
+    if (!broken) broken = check_windows(s_);
     if (!broken) broken = check_adapters(s_);
     if (!broken) broken = check_events(s_);
     if (!broken) broken = check_answers(s_);
@@ -256,50 +257,6 @@ class IntegrityCheck {
       if (!s_.block_hashed[b]) return "states are kept of a block that nobody finds";
       if (s_.snapshot_blocks[snapshot - 1] != b + 1) return "a block's snapshot is another's";
     }
-    return nullptr;
-  }
-
-  // Each window block is used by the tables that hold it, cached, or free; and all that queries will see is there.
-  const char* windows() {
-    const uint32_t count = s_.geometry.num_window_blocks;
-    std::vector<uint32_t> refs(count), free(count);
-    for (uint32_t i = 0; i < num_sequences() && count > 0; i++) {
-      const Sequence& q = s_.sequences[i];
-      if (q.status == SequenceStatus::kFree) continue;
-      if (q.num_freed > blocks_behind(s_, computed_tokens(q))) return "a window block was freed that a query sees";
-      for (uint32_t b = q.num_freed; b < q.num_blocks; b++) {
-        const uint32_t window = uint32_t(window_table(s_, q.slot)[b]);
-        if (window >= count) return "a table holds no window block";
-        refs[window]++;
-        if ((b + 1) * s_.geometry.block_size > computed_tokens(q) && s_.window_refs[window] != 1)
-          return "an unfinished window block is shared";
-      }
-    }
-    for (uint32_t i = 0; i < s_.num_free_window_blocks && count > 0; i++) free[s_.free_window_blocks[i]]++;
-    uint32_t cached = 0, live = 0;
-    for (uint32_t w = 0; w < count; w++) {
-      if (refs[w] != s_.window_refs[w]) return "a window block miscounts its users";
-      const bool is_cached = refs[w] == 0 && s_.window_owners[w] != 0;
-      if (free[w] != (refs[w] == 0 && !is_cached)) return "a window block leaked or is free twice";
-      cached += is_cached;
-    }
-    for (uint32_t i = 0; i < s_.window_lru_count; i++)
-      live += lru_live<WindowPool>(s_, s_.window_lru[(s_.window_lru_head + i) & (s_.geometry.window_lru_entries - 1)]);
-    if (cached != s_.num_evictable_window_blocks) return "the number of evictable window blocks is wrong";
-    return live == cached ? nullptr : "the LRU queue misses a cached window block";
-  }
-
-  const char* window_owners() {
-    const bool has_owners = s_.geometry.num_window_blocks > 0;
-    for (uint32_t b = 0; b < s_.geometry.num_blocks && has_owners; b++) {
-      const uint32_t window = s_.block_windows[b];
-      if (window == 0) continue;
-      if (!s_.block_hashed[b]) return "a block that nobody finds has a window block";
-      if (s_.window_owners[window - 1] != b + 1) return "a block's window block is another's";
-    }
-    for (uint32_t w = 0; w < s_.geometry.num_window_blocks; w++)
-      if (s_.window_owners[w] != 0 && s_.block_windows[s_.window_owners[w] - 1] != w + 1)
-        return "a window block's owner has another";
     return nullptr;
   }
 

@@ -21,7 +21,7 @@ struct PrefixHit {
   uint32_t host_blocks = 0;        // blocks behind them, or of them, in host memory (host_restore.h)
 };
 
-// What the chain of a slot's blocks begins with: those of different adapters have different keys and values.
+// What the chain of a slot's blocks begins with: those of different SlotParams::content have different keys and values.
 BLINK_FN Registration chain_start(const State& s, uint32_t slot) { return {kNone, s.params[slot].content}; }
 
 // Whether a registered block follows `parent` and holds the tokens of block `i` of the slot's prompt. Hashes alone

@@ -103,7 +103,6 @@ BLINK_RARE_FN RejectCode validate(const Geometry& g, const Sqe& e) {
   if (e.num_prediction_tokens > g.max_model_len ||
       (e.num_prediction_tokens > 0 && !in_arena(g, e.prediction_offset, uint64_t(e.num_prediction_tokens) * 4)))
     return RejectCode::kPrediction;
-  if (e.adapter > g.num_adapters) return RejectCode::kAdapter;
   if (e.automaton_bytes > 0 && !valid_automaton_span(g, e)) return RejectCode::kAutomatonRange;
   if (is_pooling(g) && !valid_for_pooling(e)) return RejectCode::kPooling;
   return RejectCode::kNone;

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from blink.errors import RankLostError
+from blink.kernels.all_reduce import RankLostError
 
 _LOOK_SECONDS = 0.25  # a wait counts no longer than this at a time: a process that was stopped has not waited
 

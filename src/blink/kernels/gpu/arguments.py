@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of kernels, which csrc/kernels/args.h describes, as bytes."""
+"""The arguments of kernels, which csrc/kernels/args.h and comm_args.h describe, as bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blink.region.layout import StructPacker, own_fields, struct_dtype
 
 
 def args(struct: str, **values: Tensor | bytes | float | None) -> bytes:
-    """Return the bytes of a struct of csrc/kernels/args.h that has these values in its fields.
+    """Return the bytes of a struct of these headers that has these values in its fields.
 
     An address is that of a tensor, or None; a struct is its bytes.
 

@@ -101,7 +101,7 @@ __device__ inline void add_values(const Place<S>& at, Tile<S>& tile, const unsig
 }
 
 // Work through this warp's tiles, the first of which are being copied. block: of tile `lane`.
-template <bool kDrafts, class S>
+template <bool kSiblings, class S>
 __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& at, int block, int num_siblings,
                                     AttentionShared<S>& shared, Running<S>& running) {
   const Query<S> query(shared.queries[min(at.lane / 4, S::group - 1)], at.lane);
@@ -110,7 +110,7 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
   for (int turn = 0; turn < at.count; turn++) {
     Tile<S>& tile = shared.pipeline[at.warp][turn % S::stages];
     wait(shared.full[at.warp][turn % S::stages], turn / S::stages % 2);
-    if (kDrafts) complete_siblings(args, at, num_siblings, at.tile(turn) * kTileKeys, tile);
+    if (kSiblings) complete_siblings(args, at, num_siblings, at.tile(turn) * kTileKeys, tile);
     if (at.tile(turn) == last) complete_tile(at, shared, tile);
     unsigned weights[2];
     weigh(args, at, turn, query, tile, running, weights);
@@ -128,7 +128,7 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
 }
 
 template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, int kStages,
-          bool kNorm, bool kFp8, bool kDrafts, FormatId kWrites>
+          bool kNorm, bool kFp8, bool kSiblings, FormatId kWrites>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionArgs args) {
   using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm, kFp8>;
   extern __shared__ __align__(1024) char memory[];
@@ -145,14 +145,14 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   if (at.lane < kStages && at.lane < at.count) copy_tile(args, at, at.lane, block, shared);
   if (kNorm && at.warp == 0)
     prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
-  const int num_siblings = kDrafts ? count_siblings(args, at.row, at.lane) : 0;
+  const int num_siblings = kSiblings ? count_siblings(args, at.row, at.lane) : 0;
   const Angles<S> angles = load_angles<S>(args, at.row, at.lane);
   wait_for_prerequisites();
 
   prepare_heads(args, at, angles, at.owns_newest(), shared);
   __syncthreads();
   Running<S> running;
-  attend_tiles<kDrafts>(args, at, block, num_siblings, shared, running);
+  attend_tiles<kSiblings>(args, at, block, num_siblings, shared, running);
   leave_part(at, shared, running);
   __syncthreads();
   if (kCluster > 1) cluster_wait();

@@ -10,8 +10,8 @@
 // received what all others sent in e + 1, and those sent that after they had read all of e.
 #pragma once
 
-#include "kernels/args.h"
 #include "kernels/comm/words.cuh"
+#include "kernels/comm_args.h"
 #include "kernels/common/ptx.cuh"
 #include "region/platform.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies a step's batch from the memory of the scheduler's GPU to another one, whose graphs begin with it. What the
 // model reads of its slots is copied too: tables, and a parameter.
-#include "kernels/args.h"
+#include "kernels/comm_args.h"
 #include "kernels/common/ptx.cuh"
 
 namespace blink {

@@ -2,7 +2,7 @@
 // The tokens that each row's automaton allows next. One kernel advances the rows' automata by their last tokens. The
 // other lists, for rows whose state changed by that, what may follow: it walks over the bytes of every token of the
 // vocabulary. Lists stay with their slots, for inside of a string most tokens leave the state as it is.
-#include "automaton/walk.h"
+#include "automaton/advance.h"
 #include "kernels/args.h"
 #include "scheduler/state.h"
 
@@ -10,7 +10,7 @@ namespace blink {
 
 constexpr uint32_t kListThreads = 512, kWarp = 32;
 constexpr uint32_t kListBlocksOfSm = 3;
-constexpr uint32_t kMostLists = kListsOfSlot + kMaxDrafts;
+constexpr uint32_t kMostLists = kListsOfSlot - 1 + kMaxRowsOfSlot;
 constexpr int32_t kNoIndex = -1;
 
 // What was read or written before by other kernels is free from here on.
@@ -38,8 +38,8 @@ struct FoundRow {
   int32_t list, may_end, new_place;
 };
 
-// Whether a row verifies a draft: its slot is that of the row before.
-__device__ inline bool verifies(const ConstrainArgs& args, uint32_t row) {
+// Whether a row's slot is that of the row before.
+__device__ inline bool follows(const ConstrainArgs& args, uint32_t row) {
   return row > 0 && row < args.header->num_rows && args.row_slots[row] == args.row_slots[row - 1];
 }
 
@@ -66,11 +66,11 @@ __device__ inline FoundRow find_row(const ConstrainArgs& args, const Automaton& 
 // that one has written.
 __global__ void __launch_bounds__(kWarp) find_places(const ConstrainArgs args) {
   __shared__ AutomatonPlace places[kMostLists], place;
-  __shared__ FoundRow found[1 + kMaxDrafts];
+  __shared__ FoundRow found[kMaxRowsOfSlot];
   const uint32_t first = blockIdx.x;
-  if (verifies(args, first)) return wait_for_others();
+  if (follows(args, first)) return wait_for_others();
   uint32_t count = 1, words = 0;
-  while (count <= kMaxDrafts && verifies(args, first + count)) count++;
+  while (count < kMaxRowsOfSlot && follows(args, first + count)) count++;
   const uint32_t slot = first < args.header->num_rows ? uint32_t(args.row_slots[first]) : 0;
   const bool is_constrained = first < args.header->num_rows && args.params[slot].automaton != 0;
   AutomatonPlace* own = args.places + uint64_t(slot) * args.num_lists;

@@ -87,8 +87,8 @@ def decode_attention(
     qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; cache: of
     qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions, rotary_dim]; hi_lo: return hi/lo FP8 of it for
     such weights, see gemm.py. Rows without context give zeros. Rows of one slot stand together, in the order of their
-    positions, if the batch has drafts. No kernel of the same step may write the batch or the cache's older tokens: they
-    are read before the wait.
+    positions, if the batch has siblings. No kernel of the same step may write the batch or the cache's older tokens:
+    they are read before the wait.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
@@ -102,7 +102,7 @@ def decode_attention(
     config = choose_attention_config(rows * kv_heads, group)
     config = config.halve_tiles() if is_fp8 else config
     sizes = (group, head_dim, rotary_dim, kv_heads, block_size, config.cluster, config.warps, config.stages)
-    flags = ", ".join(str(flag).lower() for flag in (head_norm is not None, is_fp8, batch.has_drafts))
+    flags = ", ".join(str(flag).lower() for flag in (head_norm is not None, is_fp8, batch.has_siblings))
     out = new_rows(qkv, rows, num_heads * head_dim, hi_lo=hi_lo is not None)
     launch(
         compile_kernel(f"blink::attend<{', '.join(map(str, sizes))}, {flags}, {name_order(hi_lo)}>"),

@@ -49,8 +49,8 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
     chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
         *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=width, BLOCK=_KEPT
     )
-    if weights.ranks.size > 1:
-        return _finish_among(outputs, x.z, weights, out)
+    if weights.merge_means is not None:
+        return _finish_part(outputs, x.z, weights, out)
     of_group = size // weights.groups
     _finish[(tokens, weights.groups)](
         *(outputs, x.z, weights.norm, out, x.z.stride(0), weights.eps),
@@ -62,8 +62,8 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
     return out
 
 
-def _finish_among(outputs: Tensor, z: Tensor, weights: MambaWeights, out: Tensor) -> Tensor:
-    """Gate outputs, then normalise those of all ranks together, whose heads are of one group, into `out`.
+def _finish_part(outputs: Tensor, z: Tensor, weights: MambaWeights, out: Tensor) -> Tensor:
+    """Gate outputs, a part of those of one group, then normalise them with the other parts, into `out`.
 
     For models that are not common: plain PyTorch, whose kernels a graph can hold.
     """
