@@ -9,6 +9,7 @@ TESTS = tuple(
         "activation",
         "attention",
         "delta_rule_gpu",
+        "expanded_latents",
         "gguf_experts",
         "gguf_matmul",
         "host_blocks",
