@@ -33,6 +33,8 @@ _LONG = (
     "tests/gpu/test_attention.py::test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended",
     "tests/gpu/test_delta_rule_gpu.py::test_a_prompt_cut_anywhere_leaves_the_same_state",
     "tests/gpu/test_delta_rule_gpu.py::test_one_token_repeated_is_learnt_without_loss",
+    "tests/gpu/test_expanded_latents.py::test_layers_share_a_plan",
+    "tests/gpu/test_expanded_latents.py::test_published_sizes_attend",
     "tests/gpu/test_gguf_experts.py::test_gates_ups_and_downs_may_have_different_formats",
     "tests/gpu/test_latent_gpu.py::test_padding_gives_zeros",
     "tests/gpu/test_latent_gpu.py::test_published_sizes_attend",

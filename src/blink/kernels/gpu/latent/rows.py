@@ -127,7 +127,7 @@ def _divide(
     tl.store(sources + places, source, mask=places < num_tokens + room)
     of_token = tl.sum((queries_end[None, :] <= places[:, None]).to(tl.int32), axis=1)
     is_of_token = is_expanded[None, :] & (of_token[:, None] == rows[None, :])
-    absorbed = tl.where(tl.sum(is_of_token.to(tl.int32), axis=1) > 0, 0, 1)
+    absorbed = tl.where(tl.max(is_of_token.to(tl.int32), axis=1) == 1, 0, 1)
     tl.store(is_absorbed + places, absorbed, mask=places < num_tokens)
 
 
