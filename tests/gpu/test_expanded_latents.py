@@ -132,7 +132,7 @@ def set_room(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     monkeypatch.setattr(gpu, "count_room", lambda *_: tokens)
 
 
-@pytest.mark.parametrize("room", [50, 200, 0])
+@pytest.mark.parametrize("room", [60, 200, 0])
 @pytest.mark.parametrize("rows", [MIXED, LATER, ALONE], ids=["mixed", "later", "alone"])
 def test_rows_of_all_lengths_attend(
     device: torch.device, rows: Rows, room: int, monkeypatch: pytest.MonkeyPatch
