@@ -101,27 +101,16 @@ def _attend_expanded(
     turned = load_dims(absorbed + (tokens * HEADS + head) * (RANK + ROPE) + RANK, 0, ROPE, is_pair, BLOCK_ROPE)
     targets = result + ((tokens * HEADS + head) * VALUE)[:, None] + dims[None, :]
     inside = is_pair[:, None] & (dims < VALUE)[None, :]
-    best = tl.full([BLOCK_M], LOWEST, tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    attended = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
-    if (partial == first_partial) & (tl.load(skipped + row) > 0):
-        best = tl.load(before + tokens * HEADS + head, mask=is_pair, other=0.0)
-        total += 1.0
-        attended = tl.load(targets, mask=inside, other=0.0).to(tl.float32) / value_scale
+    has_before = (partial == first_partial) & (tl.load(skipped + row) > 0)
+    attended, best, total = _begin(
+        has_before, before + tokens * HEADS + head, targets, is_pair, inside, value_scale, BLOCK_M, BLOCK_VALUE
+    )
     start = head.to(tl.int64) * num_places + tl.load(starts + row)
     of_keys, of_values = keys + start * NOPE, values + start * VALUE
     of_rotated = rotated + tl.load(starts + row).to(tl.int64) * ROPE
-    # All queries see the keys before this one, of whole turns.
-    seen = first_key + tl.maximum(tl.minimum(first_position + 1, end_key) - first_key, 0) // BLOCK_N * BLOCK_N
-    attended, best, total = _attend_span(
-        low, rest, turned, of_keys, of_values, of_rotated, scale, first_position + pairs, first_key, seen,
-        attended, best, total, False, NOPE, ROPE, VALUE, BLOCK_LOW, BLOCK_REST, BLOCK_ROPE, BLOCK_VALUE, BLOCK_N,
-        PRECISION,
-    )  # fmt: skip
-    attended, best, total = _attend_span(
-        low, rest, turned, of_keys, of_values, of_rotated, scale, first_position + pairs, seen, end_key,
-        attended, best, total, True, NOPE, ROPE, VALUE, BLOCK_LOW, BLOCK_REST, BLOCK_ROPE, BLOCK_VALUE, BLOCK_N,
-        PRECISION,
+    attended, best, total = _attend_tokens(
+        low, rest, turned, of_keys, of_values, of_rotated, scale, first_position, first_key, end_key, attended, best,
+        total, NOPE, ROPE, VALUE, BLOCK_LOW, BLOCK_REST, BLOCK_ROPE, BLOCK_VALUE, BLOCK_M, BLOCK_N, PRECISION,
     )  # fmt: skip
     total = tl.where(total > 0, total, 1.0)
     attended = attended * (value_scale / total)[:, None]
@@ -138,10 +127,49 @@ def _attend_expanded(
 
 
 @triton.jit
+def _begin(
+    has_before, before, found, is_pair, inside, value_scale, BLOCK_M: tl.constexpr, BLOCK_VALUE: tl.constexpr
+):  # fmt: skip
+    """Return the sums, the largest score and the sum of exponentials to begin with: those of tokens skipped, if any."""
+    best = tl.full([BLOCK_M], LOWEST, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    attended = tl.zeros([BLOCK_M, BLOCK_VALUE], tl.float32)
+    if has_before:
+        best = tl.load(before, mask=is_pair, other=0.0)
+        total += 1.0
+        attended = tl.load(found, mask=inside, other=0.0).to(tl.float32) / value_scale
+    return attended, best, total
+
+
+@triton.jit
 def load_dims(rows, first, size, is_row, BLOCK: tl.constexpr):
     """Return some of the dims of each row, zeros where there are none."""
     dims = first + tl.arange(0, BLOCK)
     return tl.load(rows[:, None] + dims[None, :], mask=is_row[:, None] & (dims < size)[None, :], other=0.0)
+
+
+@triton.jit
+def _attend_tokens(
+    low, rest, turned, keys, values, rotated, scale, first_position, first_key, end_key, attended, best, total,
+    NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, BLOCK_LOW: tl.constexpr, BLOCK_REST: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr, BLOCK_VALUE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add all keys first_key .. end_key up to each query's position, those that all queries see without a mask."""
+    positions = first_position + tl.arange(0, BLOCK_M)
+    # All queries see the keys before this one, of whole turns.
+    seen = first_key + tl.maximum(tl.minimum(first_position + 1, end_key) - first_key, 0) // BLOCK_N * BLOCK_N
+    attended, best, total = _attend_span(
+        low, rest, turned, keys, values, rotated, scale, positions, first_key, seen,
+        attended, best, total, False, NOPE, ROPE, VALUE, BLOCK_LOW, BLOCK_REST, BLOCK_ROPE, BLOCK_VALUE, BLOCK_N,
+        PRECISION,
+    )  # fmt: skip
+    attended, best, total = _attend_span(
+        low, rest, turned, keys, values, rotated, scale, positions, seen, end_key,
+        attended, best, total, True, NOPE, ROPE, VALUE, BLOCK_LOW, BLOCK_REST, BLOCK_ROPE, BLOCK_VALUE, BLOCK_N,
+        PRECISION,
+    )  # fmt: skip
+    return attended, best, total
 
 
 @triton.jit
