@@ -320,7 +320,7 @@ def test_experts_of_few_tokens_are_refused_where_more_is_to_do(
     mlp = MoeMlp(experts=8, size=64, router=router, shared_size=64, shared_gate=False)
     for one, expected in ((mlp, None), (replace(mlp, **changes), reason)):
         experts = ExpertMatrices(8, 4, 128, 64, (BF16, BF16), one.has_plain_experts)
-        assert few_tokens.refuses(one, experts, None, 1) == expected
+        assert few_tokens.refuses(one, experts, None, Bucket(1, 1, decoding=True)) == expected
 
 
 @pytest.mark.parametrize(

@@ -113,8 +113,7 @@ class GpuDevice:
         if bucket.decoding:
             assert mixture is not None
             if not mixture.router.is_plain:
-                refusal = few_tokens.refuses(mixture, experts, layer.dense, rows)
-                yield Option(FEW, "adapters" if bucket.adapters else refusal, few_tokens.describe)
+                yield Option(FEW, few_tokens.refuses(mixture, experts, layer.dense, bucket), few_tokens.describe)
             others = "another activation, biases, or some of the experts"
             refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))

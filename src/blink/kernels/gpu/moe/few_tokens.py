@@ -20,7 +20,7 @@ from blink.formats.experts import ExpertWeights
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import BF16
 from blink.kernels.gpu.pdl import overlap, start_pdl
-from blink.plan.site import first_reason
+from blink.plan.site import Bucket, first_reason
 
 if TYPE_CHECKING:
     from blink.models.mlps import MoeMlp
@@ -29,13 +29,14 @@ MOST_TOKENS = 0  # of a step that takes these kernels: none before they are time
 _GATE_ROWS, _DOWN_ROWS, _DEPTH = 8, 4, 512  # of a program's tile of a matrix
 
 
-def refuses(mlp: MoeMlp, experts: ExpertMatrices, dense: tuple[Matrix, Matrix] | None, tokens: int) -> str | None:
+def refuses(mlp: MoeMlp, experts: ExpertMatrices, dense: tuple[Matrix, Matrix] | None, bucket: Bucket) -> str | None:
     """Say why experts chosen by ranks are not taken, with the one of all tokens (dense); None: they are."""
     shared = () if dense is None else dense
     return first_reason(
         {
             "not timed on a GPU yet": MOST_TOKENS == 0,
-            f"more than {MOST_TOKENS} tokens": tokens > MOST_TOKENS,
+            f"more than {MOST_TOKENS} tokens": bucket.tokens > MOST_TOKENS,
+            "adapters": bucket.adapters,
             "another activation, biases, or some of the experts": not experts.is_plain,
             "experts in fewer bits": experts.encoding != BF16,
             "scaled inputs, or an MLP with norms of its own": mlp.scales_inputs or mlp.is_beside,
