@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small models of latent attention on the GPU with what is switched off until it is timed, against transformers."""
+"""Small models of latent attention on the GPU with expanded prompts, against transformers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-import model_families
-from model_families import FAMILIES, check, generate, make_prompts, save_model
+from model_families import check, generate, make_prompts, save_model
 
 expanded = pytest.importorskip("blink.kernels.gpu.latent.expanded")
 rows = pytest.importorskip("blink.kernels.gpu.latent.rows")
-few_tokens = pytest.importorskip("blink.kernels.gpu.moe.few_tokens")
 
 pytestmark = pytest.mark.gpu
 
@@ -43,18 +41,5 @@ def test_expanded_prompts_give_the_tokens_of_transformers(
     monkeypatch.setattr(rows, "LEAST_ALONE", 17)
     calls = count_calls(monkeypatch, expanded, "attend_expanded")
     model, prompts = save_model(name, tmp_path), make_prompts()
-    check(model, prompts, generate(tmp_path, prompts, "cuda"))
-    assert calls
-
-
-@pytest.mark.parametrize("shared", [1, 0])
-def test_experts_of_few_tokens_give_the_tokens_of_transformers(
-    shared: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    base = FAMILIES["glm4_moe"] | {"n_shared_experts": shared} if shared else FAMILIES["minimax_m2"]
-    monkeypatch.setitem(model_families.FAMILIES, "few", base)
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 4)
-    calls = count_calls(monkeypatch, few_tokens, "mix")
-    model, prompts = save_model("few", tmp_path), make_prompts()
     check(model, prompts, generate(tmp_path, prompts, "cuda"))
     assert calls

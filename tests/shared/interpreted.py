@@ -10,7 +10,6 @@ TESTS = tuple(
         "attention",
         "delta_rule_gpu",
         "expanded_latents",
-        "few_tokens",
         "gguf_experts",
         "gguf_matmul",
         "host_blocks",

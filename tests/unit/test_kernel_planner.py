@@ -19,17 +19,15 @@ if find_spec("triton") is None:
 import blink.models
 from blink.config import ModelConfig
 from blink.errors import ConfigError
-from blink.formats.layouts import ExpertMatrices, Layout, Matrix
+from blink.formats.layouts import Layout, Matrix
 from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, FP8_ROWS, INT4, Encoding
 from blink.kernels.gpu.device import supposing
-from blink.kernels.gpu.moe import few_tokens
 from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
-from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
+from blink.plan.execution_plan import Choice, NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.gpu_device import (
-    FEW,
     LATENT_ATTENTION,
     MAX_MIXED_TOKENS,
     PAGED_ATTENTION,
@@ -274,53 +272,6 @@ def test_each_layer_of_glm_4_7_flash_has_kernels(*, fp8: bool) -> None:
         assert in_fp8.attend == Choice(LATENT_ATTENTION, f"32 x 32{narrow} (by rule)")
         assert (mixture.experts.kernel == PERMUTED) == (not tokens)
     assert model.layers[1].router == Matrix(64, 2048, Layout.ROWS, None, "float32")
-
-
-def plan_layer(model: ModelSites, rows: int, *, tokens: int = 0, adapters: bool = False) -> LayerPlan:
-    bucket = Bucket(tokens or rows, rows, decoding=not tokens, adapters=adapters)
-    return plan_step(GpuDevice(), model, bucket).layers[1]
-
-
-def test_experts_of_few_tokens_are_refused_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They compute the expert of all tokens too, for which a plan then names no kernels."""
-    model, fp8 = (expected_sites(read_spec(_SHAPES / "glm-4.7-flash"), 16, fp8=fp8) for fp8 in (False, True))
-    found = plan_layer(model, 1).experts
-    assert found is not None and found.kernel == PERMUTED
-    assert found.refused == (f"{FEW} (not timed on a GPU yet)",)
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 2)
-    taken = plan_layer(model, 2)
-    assert taken.experts == Choice(FEW, "8 x 512 | 4 x 512 (by rule)")
-    assert taken.gate_up is None and taken.down is None
-    for layer, reason in (
-        (plan_layer(model, 3), "more than 2 tokens"),
-        (plan_layer(model, 2, adapters=True), "adapters"),
-        (plan_layer(fp8, 1), "experts in fewer bits"),
-    ):
-        assert layer.experts is not None and f"{FEW} ({reason})" in layer.experts.refused
-        assert layer.gate_up is not None and layer.down is not None
-    prompt = plan_layer(model, 2, tokens=16).experts
-    assert prompt is not None and FEW not in prompt.kernel and not prompt.refused
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"shared_gate": True}, "a gate of the expert of all tokens"),
-        ({"shared_size": 128}, "an expert of all tokens of another size"),
-        ({"activation": "gelu_tanh"}, "another activation, biases, or some of the experts"),
-        ({"is_beside": True}, "scaled inputs, or an MLP with norms of its own"),
-    ],
-    ids=str,
-)
-def test_experts_of_few_tokens_are_refused_where_more_is_to_do(
-    changes: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 2)
-    router = Router(top_k=4, score="sigmoid")
-    mlp = MoeMlp(experts=8, size=64, router=router, shared_size=64, shared_gate=False)
-    for one, expected in ((mlp, None), (replace(mlp, **changes), reason)):
-        experts = ExpertMatrices(8, 4, 128, 64, (BF16, BF16), one.has_plain_experts)
-        assert few_tokens.refuses(one, experts, None, Bucket(1, 1, decoding=True)) == expected
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import launch_traces
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import autotuner, pdl
 from blink.kernels.gpu.latent import store
-from blink.kernels.gpu.moe import few_tokens, router, shared_gate
+from blink.kernels.gpu.moe import router, shared_gate
 from blink.runner.run import Runner
 from launch_trace import pretended_gpu
 
@@ -99,16 +99,6 @@ def test_a_layer_launches_more_without_them(monkeypatch: pytest.MonkeyPatch) -> 
     shared = ["linear", "_activate", "linear", "add_"]
     attention = ["_norm", "linear", "_norm", "linear", "bmm", "_turn_and_store", "attend_latents"]
     assert list_layer(monkeypatch) == ["bmm", "linear", "_norm", *router_kernels, *EXPERTS, *shared, *attention]
-
-
-def test_experts_of_few_tokens_take_two_kernels_with_the_one_of_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of eight, or of seven where the sum is one kernel."""
-    monkeypatch.setattr(autotuner, "compute", take_few)
-    monkeypatch.setattr(few_tokens, "MOST_TOKENS", 1)
-    monkeypatch.setattr(router, "MOST_FUSED_ROWS", 8)
-    before = ["bmm", "gemv", "_norm", "_multiply_and_choose"]
-    attention = ["_norm", "gemv", "_norm", "gemv", "bmm", "_turn_and_store", "attend_latents"]
-    assert list_layer(monkeypatch) == [*before, "_gate", "_down", *attention]
 
 
 def test_kernels_between_gemms_overlap_where_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from blink.kernels import linear
 from blink.models.layers import LayerSpec
 from blink.plan.site import Bucket
 from blink.runner.planner import Option
-from blink.runner.sites import LayerSites, ModelSites
+from blink.runner.sites import ModelSites
 
 EXPERTS = "one expert after the other"
 
@@ -21,7 +21,6 @@ class CpuDevice:
     matmuls = linear.MATMULS
     gated = {}  # noqa: RUF012 - there are none
     styles = ()
-    whole_mixtures = ()
 
     @property
     def of_ranks(self) -> CpuDevice:
@@ -36,12 +35,7 @@ class CpuDevice:
         assert recurrence is not None
         return (Option(recurrence.rule, None),)
 
-    def list_experts(
-        self,
-        layer: LayerSites,  # noqa: ARG002
-        experts: ExpertMatrices,  # noqa: ARG002
-        bucket: Bucket,  # noqa: ARG002
-    ) -> Iterable[Option]:
+    def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's experts."""
         return (Option(EXPERTS, None),)
 

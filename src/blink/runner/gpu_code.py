@@ -8,7 +8,7 @@ from torch import Tensor
 from blink.kernels.gpu.attention.decode import decode_attention
 from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
-from blink.kernels.gpu.moe import few_tokens, permuted_experts
+from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.moe.router import choose_experts, choose_of_rows
 from blink.kernels.gpu.moe.shared_gate import add_shared
 from blink.kernels.gpu.recurrent import snapshots
@@ -16,7 +16,7 @@ from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
-from blink.runner.gpu_device import DECODE_ATTENTION, FEW, GATHERED, PERMUTED, GpuDevice
+from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
 from blink.runner.gpu_updates import UpdatedWriterNorms
@@ -29,12 +29,6 @@ def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tenso
     return permuted_experts.moe(
         x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize, weights=weights
     )
-
-
-def _mix_few(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
-    assert weights is not None
-    shared = None if mlp.shared is None else (mlp.shared.mlp.gate_up, mlp.shared.mlp.down)
-    return few_tokens.mix(x, logits, weights, (mlp.gate_up, mlp.down), shared, num_tokens)
 
 
 def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
@@ -56,7 +50,7 @@ class GpuCode:
 
     def __init__(self) -> None:
         self.device = GpuDevice()
-        mixtures = {FEW: _mix_few, PERMUTED: _place_experts, GATHERED: mix_experts}
+        mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
         experts = MixtureKernels(mixtures, choose_experts, choose_of_rows, add_shared)
         self.kernels = Kernels.of(self.device, experts, latent.KERNELS)
         self.attentions = {DECODE_ATTENTION: _attend_decoding}

@@ -18,7 +18,7 @@ from blink.kernels.gpu.latent import expanded as expanded_latents
 from blink.kernels.gpu.latent import plan as latent_plan
 from blink.kernels.gpu.latent import sizes as latent_sizes
 from blink.kernels.gpu.moe import decode as moe
-from blink.kernels.gpu.moe import few_tokens, grouped_gemm
+from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.kernels.operands import ExpandedSizes, LatentSizes
 from blink.models.layers import Attention, LayerSpec
@@ -30,7 +30,6 @@ from blink.runner.sites import LayerSites, ModelSites
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
 LATENT_ATTENTION = "latent attention"
-FEW = "experts of few tokens"
 STREAMED, PERMUTED, GATHERED = "experts streamed", "experts of copied rows", "experts of gathered rows"
 
 # What is faster with so many rows: see benchmarks/kernels/decode_layer.py.
@@ -80,8 +79,6 @@ class GpuDevice:
         """The styles of steps of few rows."""
         return (NormStyle.READER, plan_readers), (NormStyle.WRITER, plan_writers)
 
-    whole_mixtures = (FEW,)
-
     @property
     def of_ranks(self) -> GpuDevice:
         """Those of ranks that share layers."""
@@ -107,13 +104,10 @@ class GpuDevice:
             lambda: attention_plan.describe(attentions, model.block_size, dtypes, bucket),
         )
 
-    def list_experts(self, layer: LayerSites, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
+    def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's experts, whose input is a norm."""
-        rows, mixture = bucket.tokens, layer.spec.mlp.mixture
+        rows = bucket.tokens
         if bucket.decoding:
-            assert mixture is not None
-            if not mixture.router.is_plain:
-                yield Option(FEW, few_tokens.refuses(mixture, experts, layer.dense, bucket), few_tokens.describe)
             others = "another activation, biases, or some of the experts"
             refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))

@@ -101,7 +101,7 @@ class NormKernels(Stream):
     def _run_experts(self, hidden: Tensor, mlp: MoeWeights, plan: LayerPlan) -> Tensor:
         """Return the mixture of experts of rows, with what the expert of all tokens makes of them."""
         found, shared = self._mix(hidden, hidden, mlp, plan), mlp.shared
-        if shared is None or plan.gate_up is None:  # the kernel has computed that one too
+        if shared is None:
             return found
         same = self._run_dense(hidden, shared.mlp, plan)
         return self._step.kernels.experts.add_shared(found, same, hidden, shared.gate)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -60,13 +60,8 @@ class Device(Protocol):
         """List the kernels for a layer's attention."""
         ...
 
-    def list_experts(self, layer: LayerSites, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
+    def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's experts."""
-        ...
-
-    @property
-    def whole_mixtures(self) -> Collection[str]:
-        """Those that compute the expert of all tokens as well."""
         ...
 
     def list_all_reduces(self) -> Iterable[Option]:
@@ -155,10 +150,8 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
         gate_up=None if gate_up is None else multiply_gated(gate_up),
         down=multiply(down),
         router=multiply(layer.router),
-        experts=None if layer.experts is None else choose(device.list_experts(layer, layer.experts, bucket)),
+        experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),
     )
-    if found.experts is not None and found.experts.kernel in device.whole_mixtures:
-        found = replace(found, gate_up=None, down=None)
     return found if model.spec.shard.size == 1 else _share(device, found)
 
 
