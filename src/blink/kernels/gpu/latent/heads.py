@@ -113,10 +113,10 @@ def _expand_tokens(
         if COPIES_ROTATED:  # noqa: SIM102 - known at compile time, which the other is not
             if (head == 0) & (part == 0):
                 dims = tl.arange(0, BLOCK_ROPE)
-                inside = is_token[:, None] & (dims < ROPE)[None, :]
-                keys = tl.load(cell[:, None] + RANK + dims[None, :], mask=inside, other=0.0)
+                is_there = is_token[:, None] & (dims < ROPE)[None, :]
+                keys = tl.load(cell[:, None] + RANK + dims[None, :], mask=is_there, other=0.0)
                 copied = rotated + places.to(tl.int64)[:, None] * ROPE + dims[None, :]
-                tl.store(copied, keys.to(rotated.dtype.element_ty), mask=inside)
+                tl.store(copied, keys.to(rotated.dtype.element_ty), mask=is_there)
 
 
 @triton.jit
