@@ -15,7 +15,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.cpu import latent as cpu
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LATENT_EPS, UNSCALED, Expansion, KvScales, LatentSizes
-from latent_rows import DECODE, MIXED, Rows, attend_expanded, draw_expansion, make_cells, make_latent_batch, move
+from latent_rows import DECODE, MIXED, Rows, attend_expanded, draw_expansion, join, make_cells, make_latent_batch, move
 from triton_interpreter import IS_INTERPRETED, large
 
 gpu_kernels = pytest.importorskip("blink.kernels.gpu.latent.kernels")
@@ -99,13 +99,6 @@ def test_rows_of_16_bits_attend_by_the_kernel_of_the_gpu(device: torch.device, r
 def test_a_cache_in_fp8_gives_what_its_numbers_stand_for(device: torch.device, rows: Rows) -> None:
     check(device, rows, SMALL, kv_scales=SCALES)
     check(device, DECODE[:2], FLASH, kv_scales=SCALES)
-
-
-def join(expansion: Expansion, device: torch.device, dtype: torch.dtype) -> Expansion:
-    """Return one whose keys and values of a head lie side by side, as a checkpoint has them."""
-    keys, values = expansion.keys, expansion.values
-    joined = torch.cat((keys, values), dim=1).to(device, dtype)
-    return Expansion(expansion.norm.to(device, dtype), *joined.split([keys.shape[1], values.shape[1]], dim=1))
 
 
 def store(device: torch.device, sizes: LatentSizes, dtype: torch.dtype, kv_scales: KvScales | None) -> None:

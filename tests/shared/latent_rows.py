@@ -34,6 +34,22 @@ def draw_expansion(sizes: LatentSizes, nope: int, value: int) -> Expansion:
     )
 
 
+def join(expansion: Expansion, device: torch.device, dtype: torch.dtype) -> Expansion:
+    """Return one whose keys and values of a head lie side by side, as a checkpoint has them."""
+    keys, values = expansion.keys, expansion.values
+    joined = torch.cat((keys, values), dim=1).to(device, dtype)
+    return Expansion(expansion.norm.to(device, dtype), *joined.split([keys.shape[1], values.shape[1]], dim=1))
+
+
+def find_slots(batch: Batch, rows: Rows) -> Tensor:
+    """Return the slot of each token of a step [tokens]."""
+    found = [torch.empty(0, dtype=torch.int32)]
+    for row, (count, length) in enumerate(rows):
+        blocks, places = find_cells(batch, row, length)
+        found.append((blocks * BLOCK_SIZE + places)[length - count :].int())
+    return torch.cat(found)
+
+
 def find_cells(batch: Batch, row: int, length: int) -> tuple[Tensor, Tensor]:
     """Return the block of each of a row's tokens, and the place in it."""
     places = torch.arange(length)

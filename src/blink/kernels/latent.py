@@ -6,13 +6,15 @@ A token keeps a latent c (after its norm) and one rotated key k. Of a head, with
     scores = (q_nope Wk . c + q_rope . k) * scale;  output = (softmax(scores) c) Wv
 
 which is attention to the head's keys Wk c and values Wv c, but reads one vector for all heads. The method is that of
-"DeepSeek-V2" (https://arxiv.org/abs/2405.04434), with the projections of keys and values absorbed.
+"DeepSeek-V2" (https://arxiv.org/abs/2405.04434), with the projections of keys and values absorbed. Long prompts may
+have keys and values made of latents instead, which takes fewer multiplications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,7 +23,7 @@ from torch import Tensor
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import LATENT_EPS, UNSCALED, Expansion, KvScales, LatentSizes
+from blink.kernels.operands import LATENT_EPS, UNSCALED, ExpandedSizes, Expansion, KvScales, LatentSizes
 
 AttendLatents = Callable[[Tensor, LayerCache, float, KvScales], Tensor]  # the kernel of latent_attention()
 ExpandLatents = Callable[[Tensor, Expansion], Tensor]  # the kernel of expand()
@@ -55,12 +57,28 @@ class StoreLatents(Protocol):
         ...
 
 
+# What all else of a layer's mixing is, from queries, what is kept, rotation and slots to each head's values: as
+# absorb_and_store(), latent_attention() and expand() one after the other, with the scale of scores.
+MixLatents = Callable[[Tensor, Tensor, Tensor, Tensor, LayerCache, Expansion, float, KvScales], Tensor]
+
+
+class PlanMixing(Protocol):
+    """Prepares all of it for one step, in another form."""
+
+    def __call__(
+        self, batch: Batch, num_tokens: int, num_rows: int, sizes: ExpandedSizes, cache: LayerCache, dtype: torch.dtype
+    ) -> MixLatents:
+        """Return what every layer of a step of so many tokens and rows calls; dtype: of queries."""
+        ...
+
+
 class LatentKernels(NamedTuple):
     """A device's kernels of latent attention."""
 
     plan: PlanLatents
     store: StoreLatents
     expand: ExpandLatents
+    forms: Mapping[str, PlanMixing] = MappingProxyType({})  # other forms, by the names that plans call them
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,14 @@ class LatentSizes(NamedTuple):
     rope: int
 
 
+class ExpandedSizes(NamedTuple):
+    """What a plan depends on of a step in which prompts have keys and values made of latents."""
+
+    latents: LatentSizes
+    nope: int  # of a head's key, beside what all heads rotate
+    value: int
+
+
 class Expansion(NamedTuple):
     """What makes keys and values of latents, by latent.py."""
 

@@ -14,12 +14,13 @@ from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.gemm import bf16, few_rows, fused_gate_up, gemv, gguf_weight, measured, prefill_int4, quantized
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
+from blink.kernels.gpu.latent import expanded as expanded_latents
 from blink.kernels.gpu.latent import plan as latent_plan
 from blink.kernels.gpu.latent import sizes as latent_sizes
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
-from blink.kernels.operands import LatentSizes
+from blink.kernels.operands import ExpandedSizes, LatentSizes
 from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
@@ -89,7 +90,7 @@ class GpuDevice:
             yield from list_recurrences(recurrence, model.dtype, bucket)
             return
         if layer.mixer.attention is not None and layer.mixer.attention.latent is not None:
-            yield _offer_latent_attention(model, layer.mixer.attention, bucket)
+            yield from _offer_latent_attention(model, layer.mixer.attention, bucket)
             return
         if bucket.decoding:
             yield _offer_decode_attention(model, layer.mixer.attention, bucket.rows)
@@ -132,12 +133,16 @@ def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: in
     return Option(DECODE_ATTENTION, refusal, lambda: attention.describe(mixer, rows))
 
 
-def _offer_latent_attention(model: ModelSites, mixer: Attention, bucket: Bucket) -> Option:
-    assert mixer.latent is not None
-    sizes = LatentSizes(mixer.heads, mixer.latent.rank, mixer.latent.rope)
-    dtypes = model.dtype, model.kv_dtype
-    refusal = latent_sizes.refuses(sizes.rank, sizes.rope)
-    return Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(sizes, model.block_size, dtypes, bucket))
+def _offer_latent_attention(model: ModelSites, mixer: Attention, bucket: Bucket) -> Iterable[Option]:
+    latent = mixer.latent
+    assert latent is not None
+    sizes = ExpandedSizes(LatentSizes(mixer.heads, latent.rank, latent.rope), latent.nope, latent.value)
+    shown = model.block_size, (model.dtype, model.kv_dtype), bucket
+    refusal = latent_sizes.refuses(latent.rank, latent.rope)
+    if not bucket.decoding:
+        refused = refusal or expanded_latents.refuses(sizes, bucket)
+        yield Option(expanded_latents.EXPANDED, refused, lambda: expanded_latents.describe(sizes, *shown))
+    yield Option(LATENT_ATTENTION, refusal, lambda: latent_plan.describe(sizes.latents, *shown))
 
 
 def _require(reason: str | None) -> None:

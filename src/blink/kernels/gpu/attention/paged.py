@@ -161,16 +161,29 @@ def _attend(
     tl.store(lses + places, lse, mask=is_pair)
     tl.store(partials + places[:, None] * HEAD_DIM + dims[None, :], attended, mask=inside)
     if COMBINES:
-        # All threads have stored before one of them counts with release: who counts last sees what all have stored.
-        tl.debug_barrier()
-        counter = counters + first_partial * KV_HEADS + head
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
-            tl.store(counter, 0)
-            for first_pair in range(0, num_queries * GROUP, BLOCK_PAIRS):
-                _combine(
-                    partials, lses, result, first_partial, num_chunks, head, first_token, first_pair,
-                    num_queries * GROUP, KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
-                )  # fmt: skip
+        combine_if_last(
+            partials, lses, counters, result, first_partial, num_chunks, head, first_token, num_queries * GROUP,
+            KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+        )  # fmt: skip
+
+
+@triton.jit
+def combine_if_last(
+    partials, lses, counters, result, first_partial, num_chunks, head, first_token, num_pairs,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Count a chunk whose partial result is stored; the program that counts a tile's last one adds up all of them."""
+    # All threads have stored before one of them counts with release: who counts last sees what all have stored.
+    tl.debug_barrier()
+    counter = counters + first_partial * KV_HEADS + head
+    if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == num_chunks - 1:
+        tl.store(counter, 0)
+        for first_pair in range(0, num_pairs, BLOCK_PAIRS):
+            _combine(
+                partials, lses, result, first_partial, num_chunks, head, first_token, first_pair, num_pairs,
+                KV_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_PAIRS,
+            )  # fmt: skip
 
 
 @triton.jit

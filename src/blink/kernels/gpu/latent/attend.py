@@ -115,7 +115,7 @@ def _attend(
     inside = is_pair[:, None] & (latents < RANK)[None, :]
     absorbed = tl.load(source + latents[None, :], mask=inside, other=0.0)
     rotated = tl.load(source + RANK + keys[None, :], mask=is_pair[:, None] & (keys < ROPE)[None, :], other=0.0)
-    attended, lse = _attend_keys(
+    attended, lse = attend_keys(
         absorbed, rotated, cells, block_tables + slot.to(tl.int64) * table_stride, scale, value_scale,
         first_position + pairs // GROUP, first_key, end_key,
         RANK, ROPE, BLOCK_SIZE, BLOCK_RANK, BLOCK_ROPE, BLOCK_M, BLOCK_N, PRECISION,
@@ -129,7 +129,7 @@ def _attend(
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     absorbed, rotated, cells, table, scale, value_scale, positions, first_key, end_key,
     RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,

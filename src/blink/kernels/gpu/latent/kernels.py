@@ -7,6 +7,7 @@ import torch
 
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.latent.attend import attend
+from blink.kernels.gpu.latent.expanded import EXPANDED, plan_expanded
 from blink.kernels.gpu.latent.plan import plan_latent_attention
 from blink.kernels.gpu.latent.store import absorb_and_store, expand
 from blink.kernels.latent import AttendLatents, LatentKernels
@@ -22,4 +23,4 @@ def plan_latents(
     return lambda query, cache, scale, kv_scales: attend(query, cache, planned, sizes, scale, kv_scales)
 
 
-KERNELS = LatentKernels(plan_latents, absorb_and_store, expand)
+KERNELS = LatentKernels(plan_latents, absorb_and_store, expand, {EXPANDED: plan_expanded})

@@ -8,6 +8,8 @@ its activations.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -39,9 +41,64 @@ def absorb_and_store(
 ) -> Tensor:
     """Compute absorb_and_store of tensors with contiguous rows."""
     (tokens, heads, size), rank, rope = query.shape, expansion.rank, rotation.shape[1]
+    result = query.new_empty(tokens, heads, rank + rope)
+    operands, sizes = _pack(result, query, kept, rotation, kv_slots, cache, expansion, eps, kv_scales)
+    parts = _count_parts(heads)
+    if tokens <= MOST_TOKENS:
+        _absorb_turn_and_store[(heads * triton.cdiv(rank, _COLUMNS) + parts * tokens,)](
+            expansion.keys,
+            find_stride(expansion.keys),
+            *operands,
+            TOKENS=tokens,
+            PARTS=parts,
+            BLOCK_NOPE=triton.next_power_of_2(size - rope),
+            **sizes,
+        )
+        return result
+    nope = query[:, :, : size - rope]
+    torch.bmm(nope.transpose(0, 1), expansion.keys, out=result[:, :, :rank].transpose(0, 1))
+    _turn_and_store[(parts, tokens)](*operands, **sizes)
+    return result
+
+
+def rotate_and_store(
+    query: Tensor,
+    kept: Tensor,
+    rotation: Tensor,
+    kv_slots: Tensor,
+    cache: LayerCache,
+    expansion: Expansion,
+    eps: float,
+    kv_scales: KvScales,
+) -> Tensor:
+    """Compute absorb_and_store of the same tensors, but leave the part of queries that absorbs keys unwritten."""
+    (tokens, heads, _), kept_size = query.shape, expansion.rank + rotation.shape[1]
+    result = query.new_empty(tokens, heads, kept_size)
+    operands, sizes = _pack(result, query, kept, rotation, kv_slots, cache, expansion, eps, kv_scales)
+    _turn_and_store[(_count_parts(heads), tokens)](*operands, **sizes)
+    return result
+
+
+def _count_parts(heads: int) -> int:
+    """Return how many programs a token has: one for what it keeps, and one for each few heads."""
+    return 1 + triton.cdiv(heads, _HEADS_PER_PROGRAM)
+
+
+def _pack(
+    result: Tensor,
+    query: Tensor,
+    kept: Tensor,
+    rotation: Tensor,
+    kv_slots: Tensor,
+    cache: LayerCache,
+    expansion: Expansion,
+    eps: float,
+    kv_scales: KvScales,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the operands and the sizes of a launch of _turn_and_store()."""
+    (tokens, heads, size), rank, rope = query.shape, expansion.rank, rotation.shape[1]
     assert query.stride()[1:] == (size, 1) and kept.stride(1) == 1 and rotation.is_contiguous()
     assert cache.cells.is_contiguous() and kv_slots.dtype == torch.int32 and rotation.dtype == torch.float32
-    result = query.new_empty(tokens, heads, rank + rope)
     operands = (
         *(query, query.stride(0), kept, kept.stride(0), rotation, kv_slots, expansion.norm, result, cache.cells),
         *(eps, 1 / kv_scales.key),
@@ -57,22 +114,7 @@ def absorb_and_store(
         "num_warps": 4,
         **overlap(query, tokens),
     }
-    parts = 1 + triton.cdiv(heads, _HEADS_PER_PROGRAM)
-    if tokens <= MOST_TOKENS:
-        _absorb_turn_and_store[(heads * triton.cdiv(rank, _COLUMNS) + parts * tokens,)](
-            expansion.keys,
-            _find_stride(expansion.keys),
-            *operands,
-            TOKENS=tokens,
-            PARTS=parts,
-            BLOCK_NOPE=triton.next_power_of_2(size - rope),
-            **sizes,
-        )
-        return result
-    nope = query[:, :, : size - rope]
-    torch.bmm(nope.transpose(0, 1), expansion.keys, out=result[:, :, :rank].transpose(0, 1))
-    _turn_and_store[(parts, tokens)](*operands, **sizes)
-    return result
+    return operands, sizes
 
 
 def expand(attended: Tensor, expansion: Expansion) -> Tensor:
@@ -83,14 +125,14 @@ def expand(attended: Tensor, expansion: Expansion) -> Tensor:
     assert attended.is_contiguous()
     found = attended.new_empty(tokens, heads * value)
     _expand[(heads, triton.cdiv(value, _ROWS))](
-        expansion.values, _find_stride(expansion.values), attended, found,
+        expansion.values, find_stride(expansion.values), attended, found,
         HEADS=heads, VALUE=value, RANK=rank, TOKENS=tokens, ROWS=_ROWS, BLOCK_RANK=triton.next_power_of_2(rank),
         num_warps=4, **overlap(attended, tokens),
     )  # fmt: skip
     return found
 
 
-def _find_stride(matrices: Tensor) -> int:
+def find_stride(matrices: Tensor) -> int:
     """Return how far a head's matrix is from the next one's: keys and values of a head may lie side by side."""
     assert matrices.stride()[1:] == (matrices.shape[2], 1)
     return matrices.stride(0)
