@@ -127,21 +127,16 @@ def _read_suffix(values: Mapping[str, Any]) -> Speculation:
     )
 
 
-def check_recurrent(speculation: Speculation, is_recurrent: bool) -> None:
-    """Refuse speculation, with a `ConfigError`, for a model whose layers keep a state: no token is taken back of it."""
-    if speculation.num_tokens and is_recurrent:
-        raise ConfigError(f"{_FLAG}: models with recurrent layers do not verify drafts yet")
-
-
 def check_ranks(speculation: Speculation, num_ranks: int) -> None:
     """Refuse a draft head, with a `ConfigError`, for a model that is parted among ranks."""
     if speculation.head and num_ranks > 1:
         raise ConfigError(f"{_FLAG}: draft heads run on one rank: leave out --tensor-parallel-size {num_ranks}")
 
 
-def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool) -> None:
+def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool, is_recurrent: bool) -> None:
     """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
-    reason = "latent attention" if is_latent else "a sliding window" if has_windows else ""
+    found = {"latent attention": is_latent, "a sliding window": has_windows, "recurrent layers": is_recurrent}
+    reason = next((name for name, is_there in found.items() if is_there), "")
     if speculation.head:
         raise ConfigError(f"{_FLAG}: eagle3 runs on the CPU engine today: add --device cpu")
     if speculation.num_tokens and reason:

@@ -348,7 +348,7 @@ def test_where_no_head_runs_it_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
         check_ranks(found, 2)
     with pytest.raises(ConfigError, match="--device cpu"):
-        check_on_gpu(found, is_latent=False, has_windows=False)
+        check_on_gpu(found, is_latent=False, has_windows=False, is_recurrent=False)
 
 
 @pytest.mark.parametrize(

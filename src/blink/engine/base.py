@@ -45,7 +45,6 @@ from blink.region.layout import EngineState, StepKind
 from blink.region.memory import create_region, publish_region
 from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
-from blink.speculation import check_recurrent
 
 if TYPE_CHECKING:
     from blink.runner.stream import Stream
@@ -264,7 +263,6 @@ class Engine(ABC):
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         """Return a configuration with what its values mean for a model."""
-        check_recurrent(config.speculation, self._slot_bytes > 0)
         if config.max_num_seqs == EngineConfig.max_num_seqs:
             config = self._lower_sequences(config)
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
@@ -299,11 +297,16 @@ class Engine(ABC):
             raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
-        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
+        counts = self._count_kept(size)
         try:
             return self._model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(f"there is no memory for {self._name_cache(size)}: {_ADVICE}") from error
+
+    def _count_kept(self, size: CacheSize) -> tuple[int, int, int, int]:
+        """Return what a rank's cache holds besides blocks: slots, snapshots, window blocks, and drafts of a step."""
+        slots, num_drafts = count_slots(self._config.max_num_seqs), self._config.speculation.num_tokens
+        return slots, self._num_snapshots, size.num_window_blocks, num_drafts
 
     def _name_cache(self, size: CacheSize) -> str:
         states = f" and the states of {_gib(self._state_bytes)}" if self._state_bytes else ""
@@ -329,7 +332,8 @@ class Engine(ABC):
     @property
     def _slot_bytes(self) -> int:
         """The size of what recurrent layers keep of one sequence."""
-        return self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
+        layout, num_drafts = self._model.spec.cache_layout, self._config.speculation.num_tokens
+        return layout.bytes_per_sequence(self._model.dtype.itemsize, num_drafts)
 
     def _count_snapshots(self, num_blocks: int) -> int:
         """Return of how many prefixes the states are kept."""

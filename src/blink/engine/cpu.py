@@ -19,7 +19,6 @@ from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
-from blink.engine.geometry import count_slots
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
 from blink.engine.plan_words import PlanKind, StepPlanWords
@@ -115,8 +114,7 @@ class CpuEngine(Engine):
 
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> RankMemory:
         """Allocate what a follower keeps, as large as what rank 0 does."""
-        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
-        cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+        cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *self._count_kept(size))
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         return RankMemory(self._batch, self._segmented_batch, cache, residual)
 

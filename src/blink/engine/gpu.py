@@ -22,7 +22,7 @@ from blink.engine.costs import first_layer
 from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
+from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
@@ -90,6 +90,7 @@ class GpuEngine(Engine):
             config.speculation,
             is_latent=any(one.latent is not None for one in spec.attentions),
             has_windows=any(one.window > 0 for one in spec.attentions),
+            is_recurrent=bool(spec.cache_layout.recurrent),
         )
         return super()._fit_to_model(config, spec)
 
@@ -105,8 +106,7 @@ class GpuEngine(Engine):
         return super()._allocate_kv_cache(size)
 
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> KvCache:
-        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
-        return model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+        return model.allocate_kv_cache(size.num_blocks, self._config.block_size, *self._count_kept(size))
 
     @property
     def _followers(self) -> list[Follower]:

@@ -77,12 +77,19 @@ class Decoder:
         self.positions = self.inputs = self.classifier = self.head = None
 
     def allocate_kv_cache(
-        self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0, num_window_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int = 1,
+        num_snapshots: int = 0,
+        num_window_blocks: int = 0,
+        num_drafts: int = 0,
     ) -> KvCache:
         """Allocate what the layers keep, all zeros: one tensor for each group of layers, two for recurrent ones.
 
         num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes. num_window_blocks:
-        of layers with a window; 0: these have num_blocks, and share the tables of the others.
+        of layers with a window; 0: these have num_blocks, and share the tables of the others. num_drafts: the most
+        that a step verifies of a sequence.
         """
         layout = self.spec.cache_layout
         layers: dict[int, LayerCache] = {}
@@ -95,9 +102,9 @@ class Decoder:
         for group in layout.recurrent:
             sizes = len(group.layers), num_slots + num_snapshots
             states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
-            inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
-            groups.append(StateCache(states, inputs))
-            recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
+            kept = (self._allocate(*sizes, *shape, dtype=self.dtype) for shape in group.state.kept(num_drafts))
+            groups.append(StateCache(states, *kept))
+            recurrent.update(zip(group.layers, groups[-1].layers(), strict=True))
         mixers = {index: layer.mixer.attention for index, layer in enumerate(self.spec.layers)}
         sources = {index: one.kv_source for index, one in mixers.items() if one and one.kv_source is not None}
         snapshots = Snapshots(tuple(groups), num_slots) if num_snapshots else None

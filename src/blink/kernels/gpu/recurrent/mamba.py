@@ -35,7 +35,7 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
     bias = weights.conv if weights.conv_bias is None else weights.conv_bias
     _scan[(heads, num_rows)](
         *(x.qkv, x.dt, cache.inputs, cache.states, weights.conv, bias, weights.rate, weights.dt_bias, weights.skip),
-        *(*rows, outputs, x.qkv.stride(0), x.dt.stride(0), channels),
+        *(*rows[:3], outputs, x.qkv.stride(0), x.dt.stride(0), channels),
         HEADS=heads,
         GROUPS=weights.groups,
         SIZE=weights.state_size,
@@ -47,7 +47,7 @@ def advance(x: MambaProjections, cache: StateCache, rows: Rows, weights: MambaWe
         num_warps=_WARPS,
     )
     chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
-        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=width, BLOCK=_KEPT
+        *(x.qkv, cache.inputs, *rows[:3], x.qkv.stride(0), channels), WIDTH=width, BLOCK=_KEPT
     )
     if weights.ranks.size > 1:
         return _finish_among(outputs, x.z, weights, out)

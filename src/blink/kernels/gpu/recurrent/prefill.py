@@ -81,7 +81,7 @@ def prefill(
     out = torch.empty_like(x.z, memory_format=torch.contiguous_format)
     columns = min(config.columns, v_dim)
     chunks.scan[(v_dim // columns, v_heads, num_rows)](
-        *(cache.states, *rows, *parts[:6], out, num_rows),
+        *(cache.states, *rows[:3], *parts[:6], out, num_rows),
         **sizes,
         COLUMNS=columns,
         PRECISION=precision,
@@ -90,7 +90,7 @@ def prefill(
     )
     channels = x.qkv.shape[1]
     chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
-        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=weights.conv.shape[0], BLOCK=_KEPT
+        *(x.qkv, cache.inputs, *rows[:3], x.qkv.stride(0), channels), WIDTH=weights.conv.shape[0], BLOCK=_KEPT
     )
     chunks.finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
         *(out, x.z, weights.norm, rows.starts, x.z.stride(0), weights.eps, num_rows),
@@ -116,13 +116,13 @@ def _prepare(
     parts = _allocate(most_chunks, weights.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
     for of_v, heads in ((False, 2 * weights.k_heads), (True, v_heads)):
         chunks.mix[(most_chunks * (CHUNK // _MIXED), heads)](
-            *(x.qkv, cache.inputs, weights.conv, *rows, *parts[:3], x.qkv.stride(0), num_rows),
+            *(x.qkv, cache.inputs, weights.conv, *rows[:3], *parts[:3], x.qkv.stride(0), num_rows),
             **sizes,
             PART=_MIXED,
             OF_V=of_v,
         )
     chunks.relate[(most_chunks, weights.k_heads)](
-        *(x.b, x.a, weights.rate, weights.dt_bias, *rows, *parts[:2], *parts[4:], x.b.stride(0), x.a.stride(0)),
+        *(x.b, x.a, weights.rate, weights.dt_bias, *rows[:3], *parts[:2], *parts[4:], x.b.stride(0), x.a.stride(0)),
         num_rows,
         **sizes,
         PRECISION=precision,
@@ -130,7 +130,7 @@ def _prepare(
     )
     inverses = invert(parts.systems, parts.betas, x.qkv.dtype)
     chunks.solve[(most_chunks, v_heads)](
-        *(*rows, parts.k, inverses, parts.decays, parts.u, parts.w, num_rows),
+        *(*rows[:3], parts.k, inverses, parts.decays, parts.u, parts.w, num_rows),
         **sizes,
         PRECISION=precision,
         num_warps=warps,
