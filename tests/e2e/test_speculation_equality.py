@@ -74,7 +74,7 @@ PROMPTS = [form.format(subject) for subject in SUBJECTS for form in FORMS]
 
 def load(model: str, **options: Any) -> LLM:
     usual = {"max_num_seqs": 8, "enable_prefix_caching": False, "max_model_len": 512, "cpu_threads": 1}
-    return load_without_costs(model, **usual, **options)
+    return load_without_costs(model, **usual | options)
 
 
 def outcomes(llm: LLM, prompt: str, temperature: float, kind: Mapping[str, Any], max_tokens: int) -> list[Any]:
