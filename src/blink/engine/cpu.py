@@ -34,11 +34,14 @@ from blink.link.model_orders import SOCKET as MODEL
 from blink.models.decoder import Decoder
 from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.loader import ModelSource, load_model, open_model
+from blink.models.weights.mtp_loader import load_mtp
 from blink.plan.site import Bucket
 from blink.region.engine_socket import EngineSocket
 from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
+from blink.runner.drafter import Drafter
 from blink.runner.eagle import EagleDrafter
+from blink.runner.mtp import MtpDrafter
 from blink.runner.run import Runner
 from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
@@ -93,10 +96,8 @@ class CpuEngine(Engine):
     def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
         """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
         runner = Runner(model)
-        if config.speculation.head:
-            head = load_eagle(config.speculation.head, model)
-            model.add_head(head)
-            runner.drafter = EagleDrafter(model, head, config.speculation.num_tokens)
+        if config.speculation.has_head:
+            runner.drafter = make_drafter(model, config)
         runner.rounding = find_rounding(config)
         if is_deterministic(config):
             check_deterministic(sites_of(model, config.block_size))
@@ -173,7 +174,7 @@ class CpuEngine(Engine):
             ConfigError: that fails; there are no weights then.
         """
         self.free_weights()
-        self._runner = self._make_runner(source.load(), self._config)
+        self._runner = self._make_runner(source.load(), replace(self._config, model=source.config))
         self._model = self._runner.model
         self._write_fingerprint(source.config)
 
@@ -255,6 +256,22 @@ class CpuEngine(Engine):
     def _size_of(batch: Batch) -> Bucket:
         """Return the step's size; there is no padding on a CPU."""
         return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)
+
+
+def make_drafter(model: Decoder, config: EngineConfig) -> Drafter:
+    """Load the draft head that a configuration names, as a part of the model; return what runs it.
+
+    Raises:
+        ConfigError: it is missing, malformed, or another model's.
+    """
+    speculation = config.speculation
+    if speculation.mtp:
+        layer = load_mtp(config.model, model)
+        model.add_head(layer)
+        return MtpDrafter(model, layer, speculation.num_tokens)
+    head = load_eagle(speculation.head, model)
+    model.add_head(head)
+    return EagleDrafter(model, head, speculation.num_tokens)
 
 
 def find_rounding(config: EngineConfig) -> Rounding:

@@ -14,6 +14,7 @@ from blink.kernels.operands import Norm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.eagle import EagleHead
 from blink.models.layer_weights import LayerInputWeights, LayerWeights, count_bytes
+from blink.models.mtp import MtpHead
 from blink.models.spec import ModelSpec
 
 
@@ -49,7 +50,7 @@ class Decoder:
         self.positions = positions
         self.inputs = inputs
         self.classifier = classifier
-        self.head: EagleHead | None = None
+        self.head: EagleHead | MtpHead | None = None
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
         # Of each different rope, float32 [positions, rotary_dim]; and which of them is each layer's.
@@ -65,7 +66,7 @@ class Decoder:
         weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm, self.head]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
-    def add_head(self, head: EagleHead) -> None:
+    def add_head(self, head: EagleHead | MtpHead) -> None:
         """Take a draft head, whose layer keeps keys and values as the model's layers do."""
         self.head, self.spec = head, replace(self.spec, drafter=head.attention)
 

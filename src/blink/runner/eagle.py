@@ -31,7 +31,7 @@ _Attend = Callable[[Tensor], Tensor]
 _RESTS_UNTIL = 0  # the word of csrc's HeadDraft that the scheduler writes; the text's length, a count and tokens follow
 
 
-class _Ends(NamedTuple):
+class Ends(NamedTuple):
     """The rows behind which tokens are guessed."""
 
     tokens: Tensor  # int64 [rows]; of the step, each row's last
@@ -40,7 +40,9 @@ class _Ends(NamedTuple):
 
 
 class EagleDrafter:
-    """Drafts for a model; keeps residuals of the steps that are under way, and nothing else."""
+    """The Drafter of an EAGLE-3 head."""
+
+    reads_end = False
 
     def __init__(self, model: Decoder, head: EagleHead, num_drafts: int) -> None:
         """Draft so many tokens behind each sample."""
@@ -65,12 +67,12 @@ class EagleDrafter:
             query = rotate_and_store(qkv, rotation, batch.kv_slots[: size.tokens], cache)
             return paged_attention(query, cache, plan)
 
-        hidden = self._run_layer(_next_tokens(batch, size), fused, attend)
-        ends = _find_ends(batch, size.rows)
+        hidden = self._run_layer(next_tokens(batch, size), fused, attend)
+        ends = find_ends(batch, size.rows)
         if len(ends.tokens):
-            self._write(batch, ends, self._guess(batch, cache, ends, hidden.index_select(0, ends.tokens)))
+            write_drafts(batch, ends, self._guess(batch, cache, ends, hidden.index_select(0, ends.tokens)))
 
-    def _guess(self, batch: Batch, cache: LayerCache, ends: _Ends, hidden: Tensor) -> Tensor:
+    def _guess(self, batch: Batch, cache: LayerCache, ends: Ends, hidden: Tensor) -> Tensor:
         """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
         found = [self._choose(hidden)]
         context = _Context(batch, cache, ends, self._num_drafts) if self._num_drafts > 1 else None
@@ -101,17 +103,11 @@ class EagleDrafter:
         table = self._head.rotary_table
         return table.index_select(0, positions.clamp(max=len(table) - 1))
 
-    def _write(self, batch: Batch, ends: _Ends, drafts: Tensor) -> None:
-        lengths = ends.positions + 2  # with the token that was sampled
-        counts = torch.full_like(lengths, self._num_drafts)
-        words = torch.cat((lengths[:, None], counts[:, None], drafts), dim=1)
-        batch.head_drafts[ends.slots, 1 : 1 + words.shape[1]] = words.to(torch.int32)
-
 
 class _Context:
     """What rows attend to while tokens are guessed: a copy of their cache, with room for the guesses of each."""
 
-    def __init__(self, batch: Batch, cache: LayerCache, ends: _Ends, num_drafts: int) -> None:
+    def __init__(self, batch: Batch, cache: LayerCache, ends: Ends, num_drafts: int) -> None:
         lens, num_rows = (ends.positions + 1).to(torch.int32), len(ends.slots)
         group = plan_group(batch.block_tables, ends.slots, lens, [0, 1], 0, cache.block_size, cache.dtype)
         cells = cache.cells.view(torch.uint8) if cache.dtype == FP8 else cache.cells
@@ -134,7 +130,15 @@ class _Context:
         return attend
 
 
-def _next_tokens(batch: Batch, size: Bucket) -> Tensor:
+def write_drafts(batch: Batch, ends: Ends, drafts: Tensor) -> None:
+    """Give the scheduler the tokens [rows, num_drafts] that were guessed."""
+    lengths = ends.positions + 2  # with the token that was sampled
+    counts = torch.full_like(lengths, drafts.shape[1])
+    words = torch.cat((lengths[:, None], counts[:, None], drafts), dim=1)
+    batch.head_drafts[ends.slots, 1 : 1 + words.shape[1]] = words.to(torch.int32)
+
+
+def next_tokens(batch: Batch, size: Bucket) -> Tensor:
     """Return the token behind each of a step's, int64 [tokens]: of its prompt where that goes on, else the sample."""
     ids = batch.input_ids[: size.tokens].roll(-1).long()
     ends = batch.query_starts[1 : size.rows + 1].long() - 1
@@ -145,7 +149,7 @@ def _next_tokens(batch: Batch, size: Bucket) -> Tensor:
     return ids
 
 
-def _find_ends(batch: Batch, num_rows: int) -> _Ends:
+def find_ends(batch: Batch, num_rows: int) -> Ends:
     """Find each slot's last row whose token is sure, where a draft behind its sample is of use.
 
     A row that verifies a draft follows its slot's row before. It is sure if that sampled its token.
@@ -164,4 +168,4 @@ def _find_ends(batch: Batch, num_rows: int) -> _Ends:
     lengths = positions + 2  # with the sample
     is_wanted = lengths > batch.params[found, Param.NUM_PROMPT_TOKENS]
     is_wanted &= lengths >= batch.head_drafts[found, _RESTS_UNTIL]
-    return _Ends(tokens[is_wanted], found[is_wanted], positions[is_wanted])
+    return Ends(tokens[is_wanted], found[is_wanted], positions[is_wanted])

@@ -77,8 +77,8 @@ class DecoderLoader:
         spec = self._spec
         embedding = self._load_vocabulary("model.embed_tokens.weight")
         positions = self._load_positions()
-        layers = [self._load_layer(index) for index in range(spec.num_layers)]
-        norm = self._load_norm(_find_end_norm(spec))
+        layers = [self.load_layer(index) for index in range(spec.num_layers)]
+        norm = self.load_norm(_find_end_norm(spec))
         lm_head = _pack(embedding)
         if spec.embedding_size:
             embedding, lm_head = self._multiply_projections(plain(embedding))
@@ -122,9 +122,10 @@ class DecoderLoader:
             return None
         return self._tensors.read("model.embed_positions.weight", table.rows, self._spec.hidden_size)[table.offset :]
 
-    def _load_layer(self, index: int) -> LayerWeights:
+    def load_layer(self, index: int) -> LayerWeights:
+        """Read the layer of an index."""
         prefix, spec = f"model.layers.{index}", self._spec.layers[index]
-        norms = [None if name is None else self._load_norm(name) for name in _find_norms(spec, index)]
+        norms = [None if name is None else self.load_norm(name) for name in _find_norms(spec, index)]
         mixer = self._load_mixer(index, prefix)
         return LayerWeights(
             attention_norm=norms[0],
@@ -226,7 +227,7 @@ class DecoderLoader:
             else (None, None),
         )
 
-    def _load_norm(self, name: str) -> Norm:
+    def load_norm(self, name: str) -> Norm:
         """Read a norm of the residual."""
         hidden, layer = self._spec.hidden_size, self._spec.layers[0]
         if not layer.norm_biases:
