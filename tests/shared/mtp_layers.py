@@ -138,3 +138,74 @@ class MtpReference:
             for weight, expert in zip(of, experts, strict=True):
                 out[token] += weight * self._run_mlp(x[token], f"{name}.experts.{expert}")
         return out
+
+
+HIDDEN, INNER, LAYERS = 32, 48, ("linear_attention", "full_attention", "linear_attention")
+_SHARPNESS = 8.0  # of logits
+_CLOCKWORK = {
+    "model_type": "qwen3_5_text",
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": len(LAYERS),
+    "layer_types": [*LAYERS],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+
+
+def write_clockwork(folder: Path, vocab_size: int, *, noise: float) -> Path:
+    """Write a model whose tokens have one successor each, which its own layer predicts.
+
+    noise: how much of what its layers add; 0: nothing. So with some its states decide where the text goes another way,
+    which the layer does not know.
+    """
+    draw = torch.Generator().manual_seed(5)
+    embedding = functional.normalize(torch.randn(vocab_size, HIDDEN, generator=draw), dim=1)
+    lm_head = torch.empty_like(embedding)
+    lm_head[torch.randperm(vocab_size, generator=draw)] = _SHARPNESS * embedding
+    tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head, "model.norm.weight": _zeros()}
+    for index, kind in enumerate(LAYERS):
+        tensors |= _draw_layer(f"model.layers.{index}.", kind, noise / HIDDEN**0.5, draw)
+    tensors |= _draw_layer(_LAYER, "full_attention", 0, draw)
+    fusion = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)), dim=1)
+    norms = {f"{MTP}{name}.weight": _zeros() for name in ("norm", *_INPUT_NORMS)}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(_CLOCKWORK | {"vocab_size": vocab_size}))
+    save_file(tensors | norms | {f"{MTP}fc.weight": fusion}, folder / "model.safetensors")
+    return folder
+
+
+def _zeros() -> Tensor:
+    return torch.zeros(HIDDEN)
+
+
+def _draw_layer(prefix: str, kind: str, scale: float, draw: torch.Generator) -> dict[str, Tensor]:
+    """Return a layer; scale: of the matrices of what it adds."""
+    shapes = {"q_proj": (128, HIDDEN), "k_proj": (32, HIDDEN), "v_proj": (32, HIDDEN), "o_proj": (HIDDEN, 64)}
+    shapes |= {"q_norm": (16,), "k_norm": (16,)}
+    if kind == "linear_attention":
+        shapes = {"in_proj_qkv": (64, HIDDEN), "in_proj_z": (32, HIDDEN), "out_proj": (HIDDEN, 32), "norm": (16,)}
+        shapes |= {"in_proj_b": (2, HIDDEN), "in_proj_a": (2, HIDDEN), "conv1d": (64, 1, 4)}
+    block = "linear_attn" if kind == "linear_attention" else "self_attn"
+    named = {f"{block}.{name}.weight": shape for name, shape in shapes.items()}
+    named |= {"mlp.gate_proj.weight": (INNER, HIDDEN), "mlp.up_proj.weight": (INNER, HIDDEN)}
+    named |= {"mlp.down_proj.weight": (HIDDEN, INNER)}
+    found = {name: torch.randn(shape, generator=draw) * 0.4 for name, shape in named.items()}
+    for name in ("self_attn.o_proj.weight", "linear_attn.out_proj.weight", "mlp.down_proj.weight"):
+        if name in found:
+            found[name] *= scale / 0.4
+    norms = dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), _zeros())
+    if kind == "linear_attention":
+        found |= {"linear_attn.A_log": torch.randn(2, generator=draw) - 2, "linear_attn.dt_bias": torch.zeros(2)}
+    return {prefix + name: each.clone() for name, each in (found | norms).items()}
