@@ -35,6 +35,7 @@ class PlanConfig:
     max_num_batched_tokens: int = _same(EngineConfig, "max_num_batched_tokens")
     block_size: int = _same(EngineConfig, "block_size")
     tensor_parallel_size: int = _same(EngineConfig, "tensor_parallel_size")
+    speculative_config: str = _same(EngineConfig, "speculative_config")
 
 
 def print_plan(model: str, config: PlanConfig) -> None:

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from blink.config import ModelConfig
@@ -12,7 +10,7 @@ from blink.errors import ConfigError
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.mtp import MtpHead
-from blink.models.spec import ModelSpec
+from blink.models.mtp_spec import describe_mtp
 from blink.models.weights.decoder_loader import DecoderLoader
 from blink.models.weights.files import resolve_model
 from blink.models.weights.loader import open_checkpoint
@@ -50,15 +48,3 @@ def load_mtp(config: ModelConfig, model: Decoder) -> MtpHead:
         hidden_norm=tensors.read_norm("model.pre_fc_norm_hidden", hidden),
         fusion=tensors.load_matrix({"model.fc": hidden}, 2 * hidden),
     )
-
-
-def describe_mtp(spec: ModelSpec) -> ModelSpec:
-    """Return the layer of a model as a model of one layer, which is like the model's last one with attention.
-
-    Raises:
-        ConfigError: models of the family have none that Blink reads.
-    """
-    if not FAMILIES[spec.architecture].has_mtp:
-        raise ConfigError(f"{_FLAG}: Blink reads no draft layer (MTP) of {spec.architecture}: use ngram or eagle3")
-    layer = next(layer for layer in reversed(spec.layers) if layer.mixer.attention is not None)
-    return replace(spec, layers=(layer,), drafter=None)
