@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0x77FA74D8417BF7BD
+GOLDEN_DIGEST = 0xADE43E1B2FE10A8A
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -61,6 +61,11 @@ class StateCache:
         self.states, self.inputs = states, inputs
         self.gates = inputs[..., :0, :0] if gates is None else gates
 
+    @property
+    def num_kept(self) -> int:
+        """How many last tokens a slot keeps inputs of, where these are the slots of one layer."""
+        return self.inputs.shape[1]
+
     def layers(self) -> Iterator[StateCache]:
         """Yield each layer's slots, where these are those of several layers."""
         yield from map(StateCache, self.states, self.inputs, self.gates)

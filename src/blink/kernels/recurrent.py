@@ -4,9 +4,9 @@
 A sequence keeps a state and the last inputs of a convolution in its slot. At position 0 both count as zeros, whatever
 the slot holds: nobody clears a slot. A slot below 0 is that of padding.
 
-Rows of one token that follow each other and have one slot are a token and drafts behind it. The slot's state takes in
-the first one alone. What the rule reads of drafts is kept beside it, by positions: as many of them as were accepted are
-taken in before the next token (lags), so that nothing is taken back of a state.
+Rows of one token that follow each other and have one slot are a token and its drafts. The slot's state takes in the
+first one alone, so nothing is ever taken back of it. What the rule reads of drafts is kept by positions. The next step
+takes in as many of them as were accepted, its rows' lags, and then its own token.
 """
 
 from __future__ import annotations

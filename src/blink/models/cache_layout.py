@@ -42,8 +42,8 @@ class PerSequence:
         next token. So as many tokens before that one are kept, as many behind it, and what its convolution reads.
         """
         width, channels = self.inputs
-        ring = width + 2 * num_drafts
-        return (ring, channels), (ring, self.gates) if num_drafts else (0, 0)
+        size = width + 2 * num_drafts
+        return (size, channels), (size, self.gates) if num_drafts else (0, 0)
 
     def count_bytes(self, itemsize: int, num_drafts: int = 0) -> int:
         """Return the bytes of a layer's slot; itemsize: bytes of a number of activations; num_drafts: see kept()."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drafter: what reads a model's steps, and guesses the tokens behind its samples."""
+"""Drafter: what reads a model's steps, and guesses the tokens that follow its samples."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _take_in(rule: Rule, cache: StateCache, slots: Tensor, positions: Tensor, la
     for back in range(int(lags.max()), 0, -1):
         [late] = (lags >= back).nonzero(as_tuple=True)
         of, at = slots[late], positions[late] - back
-        place = at % cache.inputs.shape[1]
+        place = at % cache.num_kept
         kept = weights.project(cache.inputs[of, place], cache.gates[of, place])
         operands = rule.prepare(_convolve(cache, of, at, weights), kept, weights)
         _, state[late] = rule.step(*operands, state[late])
@@ -90,7 +90,7 @@ def _take_in(rule: Rule, cache: StateCache, slots: Tensor, positions: Tensor, la
 
 def _keep(cache: StateCache, slots: Tensor, positions: Tensor, x: Any) -> None:
     """Keep what later tokens read of some, one of each slot."""
-    place = positions % cache.inputs.shape[1]
+    place = positions % cache.num_kept
     cache.inputs[slots, place] = x.qkv
     if cache.gates.numel():
         cache.gates[slots, place] = x.gates
@@ -119,7 +119,7 @@ def _convolve(cache: StateCache, slots: Tensor, positions: Tensor, weights: Any)
     """Return the convolved channels of a token of each slot [tokens, channels], all of whose inputs are kept."""
     width = weights.conv.shape[0]
     taps = positions[:, None] + torch.arange(1 - width, 1, device=positions.device)  # positions that each token reads
-    read = cache.inputs[slots[:, None], taps % cache.inputs.shape[1]].float()
+    read = cache.inputs[slots[:, None], taps % cache.num_kept].float()
     read.masked_fill_((taps < 0)[..., None], 0)
     return _activate((read * weights.conv.float()).sum(1), weights)
 
