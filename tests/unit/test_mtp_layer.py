@@ -39,7 +39,7 @@ class MtpPlay(Play):
         self.target.add_head(head)
         self.runner = Runner(self.target)
         self.drafter = self.runner.drafter = MtpDrafter(self.target, head, DRAFTS)
-        sizes = {"max_tokens": 64, "max_rows": 16, "num_slots": 3, "max_blocks": 8, "max_model_len": 64}
+        sizes: dict[str, Any] = {"max_tokens": 64, "max_rows": 16, "num_slots": 3, "max_blocks": 8, "max_model_len": 64}
         self.batch = Batch.allocate(**sizes, has_draft_head=True, most_drafts=DRAFTS)
         self.cache = self.target.allocate_kv_cache(24, BLOCK, 3, num_drafts=DRAFTS)
         self.batch.block_tables[:] = torch.randperm(24, generator=torch.Generator().manual_seed(1)).view(3, 8)
