@@ -4,7 +4,7 @@
 """The Mamba-2 rule on a GPU, token by token: rows that decode and prompts, in any type of activations.
 
 A program has the state of one head of one row, and reads and writes it once a step. Programs of one group convolve its
-B and C each by itself.
+B and C each by itself. Rows of drafts belong to the program of the row before them, whose state it keeps.
 """
 
 from __future__ import annotations
@@ -78,14 +78,11 @@ def _finish_among(outputs: Tensor, z: Tensor, weights: MambaWeights, out: Tensor
 @triton.jit
 def _scan(
     qkv, dt, inputs, gates, states, conv, conv_bias, rate, dt_bias, skip, slots, positions, starts, lags, outputs,
-    qkv_stride, dt_stride, channels, num_rows, HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
+    stride, dt_stride, channels, num_rows, HEADS: tl.constexpr, GROUPS: tl.constexpr, SIZE: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr, ROWS: tl.constexpr,
     VERIFIES: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write each token's outputs of a head before their gate, and the state behind the row's last token.
-
-    Rows of drafts belong to the row of the token before them, behind which the state is kept.
-    """
+    """Write each token's outputs of a head before their gate, and the state behind the row's last token."""
     head, row = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row).to(tl.int64)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
@@ -107,26 +104,20 @@ def _scan(
     inside = is_key[:, None] & is_dim[None, :]
     state = tl.where(position > 0, tl.load(places, mask=inside, other=0.0), 0.0)
     decay, bias, passed = tl.load(rate + head), tl.load(dt_bias + head), tl.load(skip + head)
-    kept, kept_dt = inputs + slot * KEPT * channels, gates + slot * KEPT * HEADS + head
+    kept = inputs + slot * KEPT * channels
     for step in range(-lag, end - first):
         token, place = (first + step).to(tl.int64), position + step
         values = _convolve(
-            *(qkv, kept, conv, conv_bias, of_values, is_dim, token, first, place, qkv_stride, channels),
-            *(WIDTH, HAS_BIAS, KEPT),
+            qkv, kept, conv, conv_bias, of_values, is_dim, token, first, place, stride, channels, WIDTH, HAS_BIAS, KEPT
         )
         written = _convolve(
-            *(qkv, kept, conv, conv_bias, of_keys, is_key, token, first, place, qkv_stride, channels),
-            *(WIDTH, HAS_BIAS, KEPT),
+            qkv, kept, conv, conv_bias, of_keys, is_key, token, first, place, stride, channels, WIDTH, HAS_BIAS, KEPT
         )
         read = _convolve(
-            *(qkv, kept, conv, conv_bias, of_reads, is_key, token, first, place, qkv_stride, channels),
-            *(WIDTH, HAS_BIAS, KEPT),
+            qkv, kept, conv, conv_bias, of_reads, is_key, token, first, place, stride, channels, WIDTH, HAS_BIAS, KEPT
         )
-        raw = tl.load(dt + token * dt_stride + head, step >= 0, other=0.0)
-        if VERIFIES:
-            raw += tl.load(kept_dt + place % KEPT * HEADS, step < 0, other=0.0)
-        raw = raw.to(tl.float32) + bias
-        time = tl.maximum(raw, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(raw)))
+        kept_dt = gates + (slot * KEPT + place % KEPT) * HEADS + head
+        time = _find_time(dt + token * dt_stride + head, kept_dt, bias, step, VERIFIES)
         state = state * tl.exp(decay * time) + written[:, None] * (time * values)[None, :]
         out = tl.sum(state * read[:, None], axis=0) + passed * values
         tl.store(outputs + token * HEADS * DIM + of_values, out, mask=is_dim & (step + 0 * dims >= 0))
@@ -137,8 +128,18 @@ def _scan(
 
 
 @triton.jit
+def _find_time(projected, kept, bias, step, VERIFIES: tl.constexpr):
+    """Return a token's time step: of the row, or of those before it that the slot has kept."""
+    raw = tl.load(projected, step >= 0, other=0.0)
+    if VERIFIES:
+        raw += tl.load(kept, step < 0, other=0.0)
+    raw = raw.to(tl.float32) + bias
+    return tl.maximum(raw, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(raw)))
+
+
+@triton.jit
 def _convolve(
-    qkv, kept, conv, conv_bias, chosen, is_channel, token, first, place, qkv_stride, channels,
+    qkv, kept, conv, conv_bias, chosen, is_channel, token, first, place, stride, channels,
     WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """Return SiLU of the convolution of some channels at a token, whose position is `place`."""
@@ -150,7 +151,7 @@ def _convolve(
         # As vectors, for the interpreter.
         source, past = token - back + tl.zeros_like(chosen), place - back + tl.zeros_like(chosen)
         is_own, is_kept = is_channel & (source >= first), is_channel & (source < first) & (past >= 0)
-        own = qkv + source * qkv_stride + chosen
+        own = qkv + source * stride + chosen
         earlier = kept + ((place - back + KEPT) % KEPT) * channels + chosen
         value = tl.load(own, mask=is_own, other=0.0).to(tl.float32)
         value += tl.load(earlier, mask=is_kept, other=0.0).to(tl.float32)

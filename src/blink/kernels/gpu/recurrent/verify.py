@@ -78,7 +78,7 @@ def _advance(
 ):  # fmt: skip
     CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
     head, row = tl.program_id(0), tl.program_id(1)
-    slot, lag = tl.load(slots + row), tl.load(lags + row)
+    slot, lag = tl.load(slots + row).to(tl.int64), tl.load(lags + row)
     if slot < 0:
         return
     first, position = tl.load(starts + row), tl.load(positions + row)
@@ -92,7 +92,6 @@ def _advance(
         if (num_drafts < 0) | (num_sure == 0):
             return
         count = num_sure + num_drafts
-    slot = slot.to(tl.int64)
     k_channel, v_channel = tl.arange(0, DK), tl.arange(0, DV)
     of_q = head // (V_HEADS // K_HEADS) * DK + k_channel
     of_v = 2 * K_HEADS * DK + head * DV + v_channel
@@ -108,23 +107,26 @@ def _advance(
         q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * DK**-0.5
         k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
         kept = past_gates + place % SIZE * 2 * V_HEADS + head
-        raw_b = tl.load(b + token * b_stride + head, step >= 0, other=0.0) + tl.load(kept, step < 0, other=0.0)
-        raw_a = tl.load(a + token * a_stride + head, step >= 0, other=0.0)
-        raw_a = (raw_a + tl.load(kept + V_HEADS, step < 0, other=0.0)).to(tl.float32) + bias
-        softplus = tl.maximum(raw_a, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(raw_a)))
-        state *= tl.exp(scale * softplus)
-        update = tl.sigmoid(raw_b.to(tl.float32)) * (v - tl.sum(state * k[:, None], 0))
+        raw_b = _load(b + token * b_stride + head, kept, step)
+        raw_a = _load(a + token * a_stride + head, kept + V_HEADS, step) + bias
+        state *= tl.exp(scale * (tl.maximum(raw_a, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(raw_a)))))
+        update = tl.sigmoid(raw_b) * (v - tl.sum(state * k[:, None], 0))
         state += k[:, None] * update[None, :]
         if not ONLY_LAGS:
+            is_row = step + 0 * v_channel >= 0
             o = tl.sum(state * q[:, None], 0)
-            gate = tl.load(z + token * z_stride + head * DV + v_channel, step + 0 * v_channel >= 0, other=0.0)
-            gate = gate.to(tl.float32)
+            gate = tl.load(z + token * z_stride + head * DV + v_channel, is_row, other=0.0).to(tl.float32)
             o *= tl.rsqrt(tl.sum(o * o, 0) / DV + eps) * tl.load(norm + v_channel) * gate * tl.sigmoid(gate)
-            to = out + token * (V_HEADS * DV) + head * DV + v_channel
-            tl.store(to, o.to(out.dtype.element_ty), step + 0 * v_channel >= 0)
+            tl.store(out + token * (V_HEADS * DV) + head * DV + v_channel, o.to(out.dtype.element_ty), is_row)
             tl.store(home, state, (step + 0 * k_channel == num_sure - 1)[:, None])
     if ONLY_LAGS:
         tl.store(home, state)
+
+
+@triton.jit
+def _load(projected, kept, step):
+    """Return a number of a token: of the row, or of those before it that the slot has kept."""
+    return (tl.load(projected, step >= 0, other=0.0) + tl.load(kept, step < 0, other=0.0)).to(tl.float32)
 
 
 @triton.jit
