@@ -100,7 +100,7 @@ def compare(kind: Kind, kernel: str, rows: Rows, dtype: torch.dtype, num_tokens:
     wanted = copy(cache)
     expected = kind.reference(x, wanted, rows, kind.weights)
     found = kind.kernels[kernel](x, cache, rows, kind.weights)
-    scale = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    scale: dict[str, Any] = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     torch.testing.assert_close(found[:num_checked].float(), expected[:num_checked].float(), **scale)
     torch.testing.assert_close(cache.states, wanted.states, **scale)
     used = sorted({*rows.slots.tolist()} - {-1})
