@@ -71,7 +71,7 @@ def test_rows_whose_states_lack_tokens_run_beside_prompts(model: Path) -> None:
     """Prompts of several steps, more than run at once: rows decode beside them right after drafts."""
     prompts = [draw_tokens(random.Random(seed), 20 + 37 * (seed % 4)) for seed in range(12)]
     expected, found, stats = both(model, lambda llm: answer(llm, prompts, 0.0, logit_bias=FEW_TOKENS))
-    assert found == expected and stats["accepted_tokens"] > 30
+    assert found == expected and stats["accepted_tokens"] > 10
 
 
 def test_without_a_test_on_a_gpu_drafts_are_refused(model: Path) -> None:
