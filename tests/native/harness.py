@@ -246,6 +246,7 @@ class Harness:
         start, inputs = len(history) - new, self.inputs[slot]
         lag = int(self.step_array("state_lags", "i4")[row])
         is_draft = self.rows["kind"][row] == RowKind.NONE
+        assert lag < start or lag == 0, "more tokens are to be taken in than there were"
         known = start - lag if not is_draft else int(self.states[slot, 0])
         if known > 0:
             assert self.states[slot].tolist() == [known, history[known - 1]], "the states are of another prefix"
