@@ -180,3 +180,13 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
 def test_what_is_not_done_is_refused_by_name(values: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read_speculation(values)
+
+
+def test_guesses_beyond_the_longest_text_are_made_and_harm_nothing(made: Made) -> None:
+    """The last places of a text of 64 tokens, which steps that are timed at boot have."""
+    play, text = MtpPlay(made.path), (TEXT * 4)[:62]
+    play.begin(0, text)
+    sampled = play.step((0, 0, text))
+    assert play.draft(0)[0] == 63 and len(play.draft(0)[1]) == DRAFTS
+    play.step((0, 62, sampled))
+    assert play.draft(0)[0] == 64

@@ -58,7 +58,7 @@ class MtpDrafter:
         if self._num_drafts > 1:
             own, copied = copy_rows(batch, cache, ends, self._num_drafts)
             for step in range(1, self._num_drafts):
-                write_positions(own, ends.positions + step, cache.block_size)
+                write_positions(own, ends.positions + step, cache.block_size, self._model.spec.max_model_len)
                 hidden = self._run(own, copied, len(found[-1]), found[-1], hidden)
                 found.append(self._choose(hidden))
         return torch.stack(found, dim=1)
@@ -94,9 +94,9 @@ def copy_rows(batch: Batch, cache: LayerCache, ends: Ends, num_drafts: int) -> t
     return own, LayerCache(cells.flatten(1, 2).view(cache.dtype))
 
 
-def write_positions(batch: Batch, positions: Tensor, block_size: int) -> None:
-    """Say where each row's one token stands in its text."""
-    batch.positions.copy_(positions)
+def write_positions(batch: Batch, positions: Tensor, block_size: int, longest: int) -> None:
+    """Say where each row's one token stands in its text; beyond the longest text nobody takes a draft."""
+    batch.positions.copy_(positions.clamp(max=longest - 1))
     batch.context_lens.copy_(positions + 1)
     blocks = batch.block_tables.gather(1, (positions // block_size)[:, None])[:, 0]
     batch.kv_slots.copy_(blocks * block_size + positions % block_size)
