@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens a step gives with an EAGLE-3 draft head, and that the answers stay the same.
+"""How many tokens a step gives with a draft head, and that the answers stay the same.
 
     pip install '.[engine]'           # in a checkout
-    python examples/draft_head.py MODEL HEAD
+    python examples/draft_head.py MODEL [HEAD]
 
-MODEL is a directory or a .gguf file. HEAD is the directory of a head that was trained for this model.
+MODEL is a directory or a .gguf file. HEAD is the directory of an EAGLE-3 head that was trained for this model. Without
+a head the model's own draft layer (MTP) drafts, as Qwen3-Next and Qwen 3.5 have one.
 """
 
 import json
@@ -14,9 +15,10 @@ from blink import LLM, SamplingParams
 
 PROMPTS = ["Tell me how bread is made.", "Write a Python function that adds two numbers.", "Why is the sky blue?"]
 
-model, head = sys.argv[1:]
+model, *heads = sys.argv[1:]
 params = SamplingParams(temperature=0, max_tokens=128)
-speculative = json.dumps({"method": "eagle3", "model": head, "num_speculative_tokens": 3})
+method = {"method": "eagle3", "model": heads[0]} if heads else {"method": "mtp"}
+speculative = json.dumps(method | {"num_speculative_tokens": 3})
 answers = []
 for config in ("", speculative):
     with LLM(model, max_model_len=1024, device="cpu", speculative_config=config) as llm:

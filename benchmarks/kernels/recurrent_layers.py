@@ -2,8 +2,8 @@
 # pyright: reportCallIssue=false, reportMissingParameterType=false
 """Times the delta-rule kernels in the shapes of Qwen3.6-35B-A3B and Qwen3.6-27B, in CUDA graphs.
 
-A decoding step against a copy of the same bytes; prompts against the recurrence token by token; copies to snapshots.
-Medians.
+A decoding step against a copy of the same bytes; prompts against the recurrence token by token; copies to snapshots;
+rows that verify drafts against plain decoding. Medians.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from blink.kernels.gpu.recurrent.snapshots import copy_states
 from blink.kernels.layer_cache import StateCache
 from blink.kernels.recurrent import Rows
 from blink.kernels.snapshots import SnapshotRows
+from blink.models.cache_layout import PerSequence
 
 SHAPES = {"35B-A3B": (16, 32, 128, 128), "27B": (16, 48, 128, 128)}
 _ROTATED_BYTES = 600 << 20  # of states, so that nothing stays in L2 from one replay to the next
@@ -160,12 +161,46 @@ def time_snapshots(name: str, num_rows: int = 32, layers: int = 30) -> None:
         )
 
 
+def time_drafts(name: str, num_drafts: int) -> None:
+    """Print how long a layer's step takes that verifies drafts, after as many were accepted; and a plain one."""
+    shape = SHAPES[name]
+    k_heads, v_heads, k_dim, v_dim = shape
+    channels = 2 * k_heads * k_dim + v_heads * v_dim
+    layer = PerSequence(state=(v_heads, k_dim, v_dim), inputs=(4, channels), gates=2 * v_heads)
+    for count in (1, 2, 8, 32):
+        num_rows = count * (1 + num_drafts)
+        weights, x = draw(shape, num_rows)
+        slots, of_group = torch.arange(num_rows) // (1 + num_drafts), torch.arange(num_rows) % (1 + num_drafts)
+        lags = torch.where(of_group == 0, num_drafts, 0)
+        parts = (slots, 1000 + of_group, torch.arange(num_rows + 1), lags)
+        rows = Rows(*(part.to("cuda", torch.int32) for part in parts))
+        layers = max(4, min(256, _ROTATED_BYTES // (count * v_heads * k_dim * v_dim * 4)))
+        shapes = layer.kept(num_drafts)
+        states = [torch.randn(count, v_heads, k_dim, v_dim, device="cuda") for _ in range(layers)]
+        kept = [[torch.randn(count, *one, device="cuda").bfloat16() for one in shapes] for _ in range(layers)]
+        caches = [StateCache(*each) for each in zip(states, *zip(*kept, strict=True), strict=True)]
+        taken = time_graph([partial(decode, x, cache, rows, weights) for cache in caches])
+        plain_rows, plain_x = make_rows([1000] * count, [1] * count), x.take(slice(0, count))
+        plain = [StateCache(each, torch.randn(count, 4, channels, device="cuda").bfloat16()) for each in states]
+        usual = time_graph([partial(decode, plain_x, cache, plain_rows, weights) for cache in plain])
+        print(
+            f"drafts {name:8} {count:5} x {1 + num_drafts} rows {taken:9.2f} us   plain {usual:9.2f} us "
+            f"{taken / usual:5.2f} times",
+            flush=True,
+        )
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="35B-A3B")
-    name = parser.parse_args().shape
+    parser.add_argument("--drafts", type=int, default=0, help="time only steps that verify so many for each row")
+    options = parser.parse_args()
+    name = options.shape
     print(torch.cuda.get_device_name())
+    if options.drafts:
+        time_drafts(name, options.drafts)
+        return
     time_snapshots(name)
     time_decode(name, (1, 2, 4, 8, 16, 32, 64))
     time_prompts(name, ((1,), (64,), (256,), (1024,), (2048,), (4096,), (8192,), (1024,) * 8, (65,) * 32))

@@ -13,7 +13,8 @@ from blink.errors import ConfigError
 _FLAG = "--speculative-config"
 _NGRAM = ("ngram", "ngram_gpu")  # Blink has one: the scheduler looks n-grams up where it runs
 _SUFFIX, _EAGLE = "suffix", "eagle3"
-_NOT_YET = ("draft_model", "eagle", "mtp", "medusa", "mlp_speculator", "dflash", "dspark")
+_MTP = ("mtp", "qwen3_next_mtp", "qwen3_5_mtp")  # the model says which it is
+_NOT_YET = ("draft_model", "eagle", "medusa", "mlp_speculator", "dflash", "dspark")  # and the mtp of other models
 _KEYS = ("method", "num_speculative_tokens", "rejection_sample_method")
 _NGRAM_KEYS = ("prompt_lookup_min", "prompt_lookup_max")
 _DEPTH, _REQUESTS, _FACTOR, _CHANCE = _SUFFIX_KEYS = (
@@ -22,14 +23,18 @@ _DEPTH, _REQUESTS, _FACTOR, _CHANCE = _SUFFIX_KEYS = (
     "suffix_decoding_max_spec_factor",
     "suffix_decoding_min_token_prob",
 )
-_METHODS = {**dict.fromkeys(_NGRAM, _NGRAM_KEYS), _SUFFIX: _SUFFIX_KEYS, _EAGLE: ("model",)}  # and their own fields
-_USUAL_HEAD_TOKENS = 3
+_METHODS = {  # and their own fields
+    **dict.fromkeys(_NGRAM, _NGRAM_KEYS),
+    _SUFFIX: _SUFFIX_KEYS,
+    _EAGLE: ("model",),
+    **dict.fromkeys(_MTP, ()),
+}
+_USUAL_HEAD_TOKENS, _USUAL_MTP_TOKENS = 3, 1
 _USUAL_TOKENS, _USUAL_MIN, _USUAL_MAX = 5, 2, 5
 _USUAL_DEPTH, _USUAL_REQUESTS, _USUAL_FACTOR, _USUAL_CHANCE = 24, 10_000, 1.0, 0.1
 _MOST_DEPTH, _MOST_REQUESTS, _MOST_FACTOR = 64, 1_000_000, 64
 _MOST_NGRAM = 16  # these two as csrc/region/layout.h has them
 MAX_DRAFTS = 15
-HEADS_RUN_ON_GPUS = False  # until tests/gpu/test_draft_heads_gpu.py has run there
 _ONE = 256  # what the scheduler takes 1 as, of factors and chances
 _DRAFT_ROWS = 128  # of a step that verifies drafts, where fewer sequences run
 _MOST_NGRAMS = 1 << 14  # entries of a slot's table, 4 bytes each
@@ -57,7 +62,13 @@ class Speculation:
     suffix_factor: int = 0  # tokens of a draft for each of its match, times 256
     suffix_chance: int = 0  # the least chance that a draft's tokens are accepted, times 256
     num_answers: int = 0  # recent ones of other requests that drafts are copied from
-    head: str = ""  # the folder of the model's draft head; empty: it has none
+    head: str = ""  # the folder of the model's draft head; empty: it has none of its own
+    mtp: bool = False  # whether the layer of the model's files that predicts one token further drafts
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a draft head reads the model's steps."""
+        return self.mtp or bool(self.head)
 
     def count_rows(self, max_num_seqs: int, max_num_batched_tokens: int) -> int:
         """Return the most rows of a step: one for each sequence, and more for the drafts of each."""
@@ -71,7 +82,7 @@ class Speculation:
             "ngram_min": self.ngram_min,
             "ngram_max": self.ngram_max,
             "ngram_entries": min(power_of_two(4 * max_model_len), _MOST_NGRAMS) if self.ngram_max else 0,
-            "has_draft_head": bool(self.head),
+            "has_draft_head": self.has_head,
             "token_entries": power_of_two(4 * vocab_size) if self.num_tokens and knows_bytes else 0,
             "suffix_depth": self.suffix_depth,
             "suffix_factor": self.suffix_factor,
@@ -97,15 +108,15 @@ def read_speculation(values: Mapping[str, Any]) -> Speculation:
         return Speculation()
     method = values.get("method", "draft_model" if "model" in values else "ngram")
     if method not in _METHODS:
-        state = "not yet" if method in _NOT_YET else "unknown"
-        raise ConfigError(f"{_FLAG}: method {method!r} is {state}: Blink drafts by ngram, suffix or eagle3")
+        state = "not yet" if method in _NOT_YET or str(method).endswith("_mtp") else "unknown"
+        raise ConfigError(f"{_FLAG}: method {method!r} is {state}: Blink drafts by ngram, suffix, eagle3 or mtp")
     keys = (*_KEYS, *_METHODS[method])
     unknown = [key for key in values if key not in keys]
     if unknown:
         raise ConfigError(f"{_FLAG} has no {unknown[0]!r} with {method}: it takes {', '.join(keys)}")
     if values.get("rejection_sample_method", "standard") != "standard":
         raise ConfigError(f"{_FLAG}: rejection_sample_method may only be standard: others change what is sampled")
-    read = {_SUFFIX: _read_suffix, _EAGLE: _read_head}.get(method, _read_ngrams)
+    read = {_SUFFIX: _read_suffix, _EAGLE: _read_head, **dict.fromkeys(_MTP, _read_mtp)}.get(method, _read_ngrams)
     return read(values)
 
 
@@ -115,6 +126,11 @@ def _read_head(values: Mapping[str, Any]) -> Speculation:
         raise ConfigError(f"{_FLAG}: eagle3 needs a model: the folder of the draft head")
     num_tokens = _take(values, "num_speculative_tokens", _USUAL_HEAD_TOKENS, 1, MAX_DRAFTS)
     return Speculation(num_tokens=num_tokens, ngram_min=1, ngram_max=0, head=folder)
+
+
+def _read_mtp(values: Mapping[str, Any]) -> Speculation:
+    num_tokens = _take(values, "num_speculative_tokens", _USUAL_MTP_TOKENS, 1, MAX_DRAFTS)
+    return Speculation(num_tokens=num_tokens, ngram_min=1, ngram_max=0, mtp=True)
 
 
 def _read_ngrams(values: Mapping[str, Any]) -> Speculation:
@@ -138,23 +154,19 @@ def _read_suffix(values: Mapping[str, Any]) -> Speculation:
     )
 
 
-def check_recurrent(speculation: Speculation, is_recurrent: bool) -> None:
-    """Refuse speculation, with a `ConfigError`, for a model whose layers keep a state: no token is taken back of it."""
-    if speculation.num_tokens and is_recurrent:
-        raise ConfigError(f"{_FLAG}: models with recurrent layers do not verify drafts yet")
-
-
 def check_ranks(speculation: Speculation, num_ranks: int) -> None:
     """Refuse a draft head, with a `ConfigError`, for a model that is parted among ranks."""
-    if speculation.head and num_ranks > 1:
+    if speculation.has_head and num_ranks > 1:
         raise ConfigError(f"{_FLAG}: draft heads run on one rank: leave out --tensor-parallel-size {num_ranks}")
 
 
-def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool) -> None:
+def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool, parts_states: bool) -> None:
     """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
-    reason = "latent attention" if is_latent else "a sliding window" if has_windows else ""
-    if speculation.head and not HEADS_RUN_ON_GPUS:
-        raise ConfigError(f"{_FLAG}: eagle3 has not run on a GPU yet: add --device cpu")
+    found = {"latent attention": is_latent, "a sliding window": has_windows}
+    found["recurrent layers on several GPUs"] = parts_states
+    reason = next((name for name, is_there in found.items() if is_there), "")
+    if speculation.mtp:
+        raise ConfigError(f"{_FLAG}: {_MTP[0]} runs on the CPU engine today: add --device cpu")
     if speculation.num_tokens and reason:
         raise ConfigError(f"{_FLAG}: models with {reason} do not verify drafts on GPUs yet: add --device cpu")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import mtp_layers
 from blink.models.weights.files import default_model_path
 from eagle_heads import write_clockwork
 from example_programs import FOLDER, list_examples
@@ -86,6 +87,18 @@ def test_draft_head(tmp_path: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, model)
     printed = run_example("draft_head.py", str(model), str(head))
+    found = re.findall(r": (\d+) tokens in (\d+) steps; (\d+) drafted tokens accepted$", printed, re.MULTILINE)
+    (tokens, steps, none), (again, fewer, accepted) = (tuple(map(int, each)) for each in found)
+    assert tokens == again and none == 0 and accepted > tokens // 3 and fewer < steps
+    assert printed.endswith("the answers are equal\n")
+
+
+def test_draft_head_without_a_head(tmp_path: Path) -> None:
+    """The model's own draft layer knows the walk."""
+    model = mtp_layers.write_clockwork(tmp_path / "model", 1024, noise=0)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, model)
+    printed = run_example("draft_head.py", str(model))
     found = re.findall(r": (\d+) tokens in (\d+) steps; (\d+) drafted tokens accepted$", printed, re.MULTILINE)
     (tokens, steps, none), (again, fewer, accepted) = (tuple(map(int, each)) for each in found)
     assert tokens == again and none == 0 and accepted > tokens // 3 and fewer < steps

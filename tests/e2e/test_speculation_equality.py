@@ -74,7 +74,7 @@ PROMPTS = [form.format(subject) for subject in SUBJECTS for form in FORMS]
 
 def load(model: str, **options: Any) -> LLM:
     usual = {"max_num_seqs": 8, "enable_prefix_caching": False, "max_model_len": 512, "cpu_threads": 1}
-    return load_without_costs(model, **usual, **options)
+    return load_without_costs(model, **usual | options)
 
 
 def outcomes(llm: LLM, prompt: str, temperature: float, kind: Mapping[str, Any], max_tokens: int) -> list[Any]:
@@ -243,7 +243,7 @@ def test_a_draft_head_changes_no_bit_of_a_real_model(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"method": "mtp", "num_speculative_tokens": 1}, "mtp.*not yet"),
+        ({"method": "glm4_moe_mtp", "num_speculative_tokens": 1}, "glm4_moe_mtp.*not yet"),
         ({"method": "medusa"}, "medusa.*not yet"),
         ({"method": "suffix", "prompt_lookup_min": 2}, "prompt_lookup_min.*suffix"),
         ({"method": "ngram", "suffix_decoding_max_tree_depth": 8}, "suffix_decoding_max_tree_depth.*ngram"),

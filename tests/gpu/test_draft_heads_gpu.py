@@ -21,7 +21,7 @@ if not torch.cuda.is_available():
 
 import test_decode_kernels
 
-from blink import LLM, SamplingParams, speculation
+from blink import LLM, SamplingParams
 from blink.kernels.batch import Batch
 from blink.link.client import EngineClient
 from blink.models.weights.eagle_loader import load_eagle
@@ -32,7 +32,7 @@ from blink.request.source import TokensPrompt
 from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
 from eagle_heads import draw_head, write_clockwork, write_head
-from engine_process import CONFIG, UNREFUSED, connect, run_engine_process, stopped
+from engine_process import CONFIG, connect, run_engine_process, stopped
 from free_drafts import load_without_costs
 from model_driver import Driver, load_decoder
 from step_plans import plan_of
@@ -47,11 +47,6 @@ TEMPERATURES = (0.0, 0.8)
 
 def config_of(head: Path) -> str:
     return json.dumps({"method": "eagle3", "model": str(head), "num_speculative_tokens": GUESSES})
-
-
-@pytest.fixture(autouse=True)
-def _heads_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "HEADS_RUN_ON_GPUS", True)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +123,7 @@ def test_drafts_are_verified_while_the_host_process_is_stopped(tmp_path: Path) -
     head = write_head(tmp_path / "head", tensors, (1, 3, 6))
     flags = [f"--speculative-config={config_of(head)}", "--num-gpu-blocks-override=4096"]
     flags += ["--max-num-seqs=8", "--max-num-batched-tokens=64"]
-    with run_engine_process(tmp_path, *flags, program=("-c", UNREFUSED)) as (process, region):
+    with run_engine_process(tmp_path, *flags) as (process, region):
         client = connect(region, process)
         before = client.stats()["draft_tokens"]
         assert stay_stopped(client, process) == [200] * 4

@@ -17,6 +17,7 @@ from blink.engine.geometry import build_geometry
 from blink.engine.state import HostState
 from blink.link.queue_pair import NO_HASH_ROOT, KvOrigin, QueuePair, Submission
 from blink.link.shm import ShmLink
+from blink.models.cache_layout import CONV_WIDTH
 from blink.region.layout import (
     BATCH_HEADER,
     CONSTANTS,
@@ -29,6 +30,7 @@ from blink.region.layout import (
     EngineState,
     ErrorCode,
     FinishReason,
+    RowKind,
     StepKind,
     StepResult,
     struct_dtype,
@@ -88,6 +90,9 @@ class Harness:
         # Tokens, and their digest, in the recurrent states of each slot; and in each snapshot.
         self.states = np.full((int(geometry["num_slots"]), 2), -1, np.int64)
         self.snapshots = np.full((int(geometry["num_snapshots"]), 2), -1, np.int64)
+        # Digests up to each slot's last tokens, by their positions: what convolutions read, and states take in later.
+        ring = CONV_WIDTH + 2 * int(geometry["spec_tokens"])
+        self.inputs, self.snapshot_inputs = (np.full((len(kept), ring), -1) for kept in (self.states, self.snapshots))
         self.host_histories = np.full((int(geometry["num_host_blocks"]), 2, config.block_size), -1, np.int64)
         self.block_size = config.block_size
         self.in_flight = False
@@ -185,6 +190,7 @@ class Harness:
         tables = self.state.array("block_tables", "i4").reshape(len(self.tokens), -1)
         sampled = self.step_array("sampled_tokens", "i4")
         self._check_padding(rows, tokens)
+        self._targets = dict[int, int]()  # slots by the snapshots that are made of them behind the last layer
         self.kv[kv_slots] = positions.astype(np.int64) << 32 | ids
         for row in range(rows):
             assert starts[row] < starts[row + 1]
@@ -201,6 +207,8 @@ class Harness:
             sampled[row] = next_token(cells & 0xFFFFFFFF, self.vocab_size)
             if len(self.snapshots) > 0:
                 self._advance_state(row, slots[row], history, new)
+        for target, slot in self._targets.items():
+            self.snapshots[target - 1], self.snapshot_inputs[target - 1] = self.states[slot], self.inputs[slot]
         self._write_logprobs(rows)
         self._write_prompt_logprobs(ids, positions)
         if self.geometry["vector_width"]:
@@ -227,15 +235,29 @@ class Harness:
         sources, slots = (self.step_array(name, "i4")[:rows] for name in ("state_sources", "row_slots"))
         for row in sources.nonzero()[0]:
             self.states[slots[row]] = self.snapshots[sources[row] - 1]
+            self.inputs[slots[row]] = self.snapshot_inputs[sources[row] - 1]
 
     def _advance_state(self, row: int, slot: int, history: np.ndarray[Any, Any], new: int) -> None:
-        """See that a row's states are those of all tokens before it, and move them on; history: digests of each."""
-        start = len(history) - new
-        if start > 0:
-            assert self.states[slot].tolist() == [start, history[start - 1]], "the states are of another prefix"
-        self.states[slot] = len(history), history[-1]
+        """See that a row's states are those of tokens before it, and move them on; history: digests of each.
+
+        States do not take in drafts. Those that were accepted follow with the next row that is sure.
+        """
+        start, inputs = len(history) - new, self.inputs[slot]
+        lag = int(self.step_array("state_lags", "i4")[row])
+        is_draft = self.rows["kind"][row] == RowKind.NONE
+        assert lag < start or lag == 0, "more tokens are to be taken in than there were"
+        known = start - lag if not is_draft else int(self.states[slot, 0])
+        if known > 0:
+            assert self.states[slot].tolist() == [known, history[known - 1]], "the states are of another prefix"
+        read = np.arange(max(known + 1 - CONV_WIDTH, 0), start)
+        assert (inputs[read % len(inputs)] == history[read]).all(), "inputs of another text are read"
+        at = np.arange(max(start, len(history) - len(inputs)), len(history))
+        inputs[at % len(inputs)] = history[at]
+        if not is_draft:
+            self.states[slot] = len(history), history[-1]
         if target := self.step_array("state_targets", "i4")[row]:
-            self.snapshots[target - 1] = self.states[slot]
+            assert not is_draft, "a snapshot is made of what a draft may be taken back from"
+            self._targets[int(target)] = slot
 
     def _attend_in_window(self, first: int, slot: int, history: np.ndarray[Any, Any], new: int) -> None:
         """Write a row's tokens to window blocks, and see that those hold all that its queries see.
@@ -258,7 +280,7 @@ class Harness:
             assert (self.step_array(name, "i4")[tokens:all_tokens] == -1).all(), "padding writes KV"
         for name in ("input_ids", "positions"):
             assert not self.step_array(name, "i4")[tokens:all_tokens].any(), f"padding has {name}"
-        for name in ("context_lens", "row_slots", "state_sources", "state_targets"):
+        for name in ("context_lens", "row_slots", "state_sources", "state_targets", "state_lags"):
             assert not self.step_array(name, "i4")[rows:all_rows].any(), f"padding has {name}"
         assert (self.step_array("query_starts", "i4")[rows : all_rows + 1] == tokens).all(), "padding has tokens"
 

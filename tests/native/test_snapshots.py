@@ -6,7 +6,9 @@ The harness plays the states: each row must find those of all tokens before it i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -95,3 +97,40 @@ def test_states_are_right_in_a_hundred_thousand_passes() -> None:
 @pytest.mark.parametrize("lanes", [3, pytest.param(8, marks=pytest.mark.long)])
 def test_any_number_of_lanes_keeps_the_same_states(lanes: int, lane_steps: Callable[[int], Step]) -> None:
     assert play_episodes(range(4), size_snapshots, lane_steps(lanes)) == play_episodes(range(4), size_snapshots)
+
+
+@pytest.mark.parametrize("drafts", [1, 2, 4, 15])
+@pytest.mark.parametrize("wrong", [0, 3, 4, 5, 8])
+def test_states_take_in_drafts_once_they_are_accepted(drafts: int, wrong: int) -> None:
+    """Every `wrong`th token of the prediction is another: drafts are cut at all places. Snapshots are found behind."""
+    config = small_config(speculative_config=json.dumps(drafting(drafts)))
+    sizes = {"max_model_len": 256, "num_blocks": 64, "num_snapshots": 8, "snapshot_interval": 2}
+    with running(config, **sizes) as h:
+        pair, inbox, prompt = h.frontend(), Inbox(), prompt_of(12)
+        answer = expected_tokens(prompt, 90, VOCAB)
+        guess = [(token + 1) % VOCAB if wrong and at % wrong == 0 else token for at, token in enumerate(answer)]
+        entry = submission(prompt, (), h.hashes(prompt), 0, h.hash_root())._replace(prediction=guess)
+        sequence = pair.submit(entry, SamplingParams(max_tokens=90))
+        run_until_finished(h, inbox, [pair], [sequence])
+        assert inbox.tokens(sequence) == answer
+        assert h.statistic("accepted_tokens") > 4
+        assert cached_tokens(h, pair, [*prompt, *answer]) == (12 + 90 - 1) // 16 * 16
+
+
+def drafting(num_tokens: int) -> dict[str, Any]:
+    return {"method": "ngram", "num_speculative_tokens": num_tokens, "prompt_lookup_min": 1}
+
+
+def speculate(seed: int) -> dict[str, Any]:
+    return size_snapshots(seed) | {"speculative_config": json.dumps(drafting(1 + seed % 4))}
+
+
+def test_states_are_right_under_a_random_load_with_drafts() -> None:
+    counts = play_episodes(range(SEEDS), speculate)
+    assert all(counts[name] > 0 for name in (*USUAL_EVENTS, "num_drafts", "accepted_tokens")), counts
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_states_are_right_in_a_hundred_thousand_passes_with_drafts() -> None:
+    play_episodes(range(100, 500), speculate)

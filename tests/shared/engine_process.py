@@ -35,15 +35,6 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 
-# What Python runs as `blink` where draft heads on GPUs are not refused.
-UNREFUSED = """
-import sys
-from blink import speculation
-from blink.cli.main import main
-speculation.HEADS_RUN_ON_GPUS = True
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 @contextmanager
 def run_engine_process(

@@ -49,7 +49,7 @@ The second line prints this, and starts:
 |---|---|---|
 | scheduler | a host process | on the GPU: [scheduling](scheduling.md) |
 | GPUs of an engine | several | one; several engines by [Ray Serve](ray.md) |
-| speculative decoding | many methods | n-grams, suffixes, grammars, EAGLE-3: [speculation](speculation.md) |
+| speculative decoding | many methods | n-grams, suffixes, grammars, EAGLE-3, MTP: [speculation](speculation.md) |
 | [LoRA](lora.md) | yes | on the CPU engine and on one GPU |
 | images | yes | not yet: refused |
 | address without `--host` | all addresses | 127.0.0.1 |

@@ -20,6 +20,7 @@ TESTS = tuple(
         "mamba_gpu",
         "moe",
         "quantized",
+        "recurrent_drafts_gpu",
         "rms_norm",
         "rotary",
         "router_gpu",

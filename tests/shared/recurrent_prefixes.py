@@ -32,6 +32,7 @@ def poison_states(monkeypatch: pytest.MonkeyPatch) -> None:
         for kept in kv_cache.recurrent.values():
             kept.states.fill_(torch.nan)
             kept.inputs.fill_(torch.nan)
+            kept.gates.fill_(torch.nan)
         return kv_cache
 
     monkeypatch.setattr(Decoder, "allocate_kv_cache", allocate_poisoned)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 CONFIG = {
     "model_type": "llama",
@@ -28,7 +29,7 @@ CONFIG = {
 BLOCK_BYTES = 2 * 16 * 16 * 2  # of KV cache, for one layer and head: keys and values, tokens, head_dim, float16
 
 
-def write_tiny_model(folder: Path, **changes: int | str) -> Path:
+def write_tiny_model(folder: Path, **changes: Any) -> Path:
     """Write the model's config, its only file: use it with load_format "dummy" and a tokenizer of another model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))

@@ -14,13 +14,16 @@ import torch
 from transformers import AutoConfig
 
 from blink.cli.finding import Finding
+from blink.cli.head_fit import add_head
 from blink.cli.main import main
 from blink.cli.model_fit import examine_given_model
 from blink.cli.plan import PlanConfig
+from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.models.families import FAMILIES, find_architecture
 from blink.models.weights.source import read_spec
 from blink.plan.gpus import KNOWN_GPUS
+from eagle_heads import draw_head, write_head
 from model_families import count_parameters, make_model
 from today_configs import PUBLISHED, SMALL_CONFIGS
 
@@ -153,3 +156,46 @@ def test_a_method_that_the_files_do_not_name_is_refused(tmp_path: Path) -> None:
     assert found["model"].level == "fail" and "--quantization awq" in found["model"].text
     with pytest.raises(ConfigError, match="--gpu x"):
         examine(str(tmp_path), gpu="x")
+
+
+def test_a_draft_layer_takes_its_weights_and_a_layer_of_the_cache(tmp_path: Path) -> None:
+    """Of Qwen3.5-4B: one layer with attention and two norms of inputs, and what projects both; 4 drafts in states."""
+    model = write(PUBLISHED["Qwen3.5-4B"], tmp_path)
+    plain, found = (examine(model, speculative_config=config) for config in ("", '{"method": "mtp"}'))
+    spec = read_spec(tmp_path)
+    [layer] = {one for one in spec.layers if one.mixer.attention is not None}
+    hidden, attention = spec.hidden_size, layer.mixer.attention
+    assert attention is not None
+    weights = layer.num_parameters(hidden) + 2 * hidden**2 + 3 * hidden
+    own = 2 * attention.kv_heads * attention.head_dim * 4 / KIB  # of a token, in the 32 bits of a CPU
+    assert find_numbers(found["drafts"], r"(\S+) GiB of weights.* (\S+) KiB") == [round(weights * 4 / 2**30, 2), own]
+    pattern = r"(\S+) KiB a token"
+    [before], [after] = (find_numbers(each["sequence"], pattern) for each in (plain, found))
+    assert after == before + own and "drafts" not in plain
+    pattern = r"and (\S+) MiB of states"
+    [before], [after] = (find_numbers(each["sequence"], pattern) for each in (plain, found))
+    assert before < after < before * 1.2
+
+
+def test_a_draft_head_of_a_folder_is_counted_by_its_files(tmp_path: Path) -> None:
+    model = write(PUBLISHED["Qwen3.5-4B"], tmp_path)
+    tensors = draw_head(128, range(0, 128, 2), seed=1)
+    folder = write_head(tmp_path / "head", tensors, (1, 2, 3))
+    config = json.dumps({"method": "eagle3", "model": str(folder)})
+    count = sum(each.numel() for each in tensors.values() if each.is_floating_point())
+    spec, weights = add_head(read_spec(tmp_path), EngineConfig(speculative_config=config).speculation)
+    assert weights == count and spec.drafter is not None and spec.drafter.kv_heads == 2
+    assert examine(model, speculative_config=config)["drafts"].level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu", "told"),
+    [
+        ({"method": "mtp"}, "h100", "mtp runs on the CPU engine"),
+        ({"method": "ngram"}, "h100", "recurrent layers do not verify drafts on GPUs"),
+        ({"method": "eagle3", "model": "nowhere"}, "", r"no config\.json"),
+    ],
+)
+def test_drafts_that_an_engine_refuses_fail(config: dict[str, str], gpu: str, told: str, tmp_path: Path) -> None:
+    found = examine(write(PUBLISHED["Qwen3.5-4B"], tmp_path), gpu=gpu, speculative_config=json.dumps(config))
+    assert found["drafts"].level == "fail" and re.search(told, found["drafts"].text)

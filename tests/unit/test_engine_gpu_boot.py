@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink import speculation
 from blink.config import EngineConfig, ModelConfig
 from blink.engine import base
 from blink.engine.state import HostState
@@ -191,9 +190,6 @@ def test_steps_with_guesses_have_graphs_of_their_own_and_blocks_behind_the_other
     own_bytes = KV_HEADS * HEAD_DIM * 2 * 16 * 2  # of a block in the head's layer, as BLOCK_BYTES
     room = 77 * (2 * BLOCK_BYTES + own_bytes) + 2 * 16 * own_bytes + 2 * 40 * 32 * 4 + 5
     free, total = 4 * GIB, 2 * (3 * GIB - STEP_BYTES - room)
-    with pytest.raises(ConfigError, match="eagle3 has not run on a GPU"):
-        boot(tmp_path / "model", monkeypatch, free=free, total=total, speculative_config=told)
-    monkeypatch.setattr(speculation, "HEADS_RUN_ON_GPUS", True)
     DeviceTwin.log.clear()
     engine, _ = boot(tmp_path / "model", monkeypatch, free=free, total=total, speculative_config=told)
     kinds = {index: step for step, index in itertools.pairwise(log) if isinstance(index, int)}

@@ -48,7 +48,12 @@ BUILT = [
             "kernels/gpu/recurrent/prefill.py",
             "runner/gpu_recurrences.py",
         ),
-        since=("models/mamba.py", "models/weights/cuts.py", "models/weights/recurrent_loader.py"),
+        since=(
+            "kernels/gpu/recurrent/verify.py",
+            "models/mamba.py",
+            "models/weights/cuts.py",
+            "models/weights/recurrent_loader.py",
+        ),
     ),
     Built(
         "rows that verify drafts",
@@ -66,8 +71,18 @@ BUILT = [
             "csrc/scheduler/token_index.h",
             "speculation.py",
         ),
-        since=("csrc/scheduler/head_drafts.h", "csrc/scheduler/sequence.h", "runner/eagle.py"),
-        beyond=3,  # how the scheduler composes, retires and checks them, and what is shown
+        since=(
+            "cli/head_fit.py",
+            "csrc/scheduler/head_drafts.h",
+            "csrc/scheduler/sequence.h",
+            "engine/gpu_drafts.py",
+            "kernels/gpu/recurrent/verify.py",
+            "models/mtp_spec.py",
+            "runner/drafter.py",
+            "runner/eagle.py",
+            "runner/mtp.py",
+        ),
+        beyond=14,  # how the scheduler composes, retires and checks them, what recurrent layers keep, and what is shown
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
     ),
     Built(
@@ -84,7 +99,14 @@ BUILT = [
             "models/weights/eagle_loader.py",
             "runner/eagle.py",
         ),
-        since=("engine/geometry.py",),  # GPUs have graphs with guesses
+        since=(
+            "cli/head_fit.py",
+            "engine/geometry.py",  # GPUs have graphs with guesses
+            "models/mtp_spec.py",
+            "models/weights/eagle_config.py",
+            "runner/drafter.py",
+            "runner/mtp.py",
+        ),
     ),
     Built(
         "tensor parallel",

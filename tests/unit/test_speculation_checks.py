@@ -9,27 +9,28 @@ from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import ConfigError
 from blink.region.layout import CONSTANTS
-from blink.speculation import MAX_DRAFTS, Speculation, check_on_gpu, check_recurrent, read_speculation
+from blink.speculation import MAX_DRAFTS, Speculation, check_on_gpu, read_speculation
 
 DRAFTING = Speculation(num_tokens=3, ngram_min=2, ngram_max=5)
 
 
-def test_recurrent_layers_refuse_drafts() -> None:
-    with pytest.raises(ConfigError, match="recurrent layers"):
-        check_recurrent(DRAFTING, True)
-    check_recurrent(DRAFTING, False)
-    check_recurrent(Speculation(), True)
+NOTHING = {"is_latent": False, "has_windows": False, "parts_states": False}
 
 
 @pytest.mark.parametrize(
-    ("is_latent", "has_windows", "told"),
-    [(True, False, "latent attention"), (False, True, "sliding window"), (True, True, "latent attention")],
+    ("found", "told"),
+    [
+        ({"is_latent": True}, "latent attention"),
+        ({"has_windows": True}, "sliding window"),
+        ({"is_latent": True, "has_windows": True}, "latent attention"),
+        ({"parts_states": True}, "recurrent layers on several GPUs"),
+    ],
 )
-def test_attention_that_is_not_verified_on_gpus_refuses_drafts(is_latent: bool, has_windows: bool, told: str) -> None:
+def test_layers_that_are_not_verified_on_gpus_refuse_drafts(found: dict[str, bool], told: str) -> None:
     with pytest.raises(ConfigError, match=f"{told}.*--device cpu"):
-        check_on_gpu(DRAFTING, is_latent=is_latent, has_windows=has_windows)
-    check_on_gpu(DRAFTING, is_latent=False, has_windows=False)
-    check_on_gpu(Speculation(), is_latent=is_latent, has_windows=has_windows)
+        check_on_gpu(DRAFTING, **NOTHING | found)
+    check_on_gpu(DRAFTING, **NOTHING)
+    check_on_gpu(Speculation(), **NOTHING | found)
 
 
 def test_suffix_decoding_has_the_defaults_of_vllm_and_its_fields() -> None:

@@ -36,6 +36,7 @@ class PlanConfig:
     max_num_batched_tokens: int = _same(EngineConfig, "max_num_batched_tokens")
     block_size: int = _same(EngineConfig, "block_size")
     tensor_parallel_size: int = _same(EngineConfig, "tensor_parallel_size")
+    speculative_config: str = _same(EngineConfig, "speculative_config")
 
     def take_part(self, spec: ModelSpec) -> ModelSpec:
         """Return what the first of the ranks has of a model; all of it where there is one, or as few as it fits.

@@ -46,7 +46,6 @@ from blink.region.layout import EngineState, StepKind
 from blink.region.memory import create_region, publish_region
 from blink.region.step_tokens import StepTokens
 from blink.runner.run import Runner
-from blink.speculation import check_recurrent
 
 if TYPE_CHECKING:
     from blink.runner.stream import Stream
@@ -138,8 +137,8 @@ class Engine(ABC):
             logger.info("%d window blocks: layers see %d tokens", size.num_window_blocks, spec.cache_layout.window)
             logger.info("one sequence of %d tokens keeps %.2f GB", spec.max_model_len, longest)
         if self._state_bytes:
-            counts = count_slots(config.max_num_seqs), self._num_snapshots
-            logger.info("recurrent states: %.2f GB, of %d sequences and %d prefixes", self._state_bytes / 1e9, *counts)
+            told = "recurrent states: %.2f GB, of %d sequences and %d prefixes"
+            logger.info(told, self._state_bytes / 1e9, *self._count_kept(size)[:2])
 
     @abstractmethod
     def _measure_free(self, config: EngineConfig) -> int:
@@ -271,7 +270,6 @@ class Engine(ABC):
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
         """Return a configuration with what its values mean for a model."""
-        check_recurrent(config.speculation, self._slot_bytes > 0)
         if config.max_num_seqs == EngineConfig.max_num_seqs:
             config = self._lower_sequences(config)
         most = config.max_num_seqs * spec.max_model_len  # tokens of all sequences together
@@ -306,11 +304,15 @@ class Engine(ABC):
             raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
-        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
         try:
-            return self._model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+            return self._model.allocate_kv_cache(size.num_blocks, self._config.block_size, *self._count_kept(size))
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(f"there is no memory for {self._name_cache(size)}: {_ADVICE}") from error
+
+    def _count_kept(self, size: CacheSize) -> tuple[int, int, int, int]:
+        """Return what a rank's cache holds besides blocks: slots, snapshots, window blocks, and drafts of a step."""
+        slots = count_slots(self._config.max_num_seqs)
+        return slots, self._num_snapshots, size.num_window_blocks, self._config.speculation.num_tokens
 
     def _name_cache(self, size: CacheSize) -> str:
         states = f" and the states of {_gib(self._state_bytes)}" if self._state_bytes else ""
@@ -336,13 +338,13 @@ class Engine(ABC):
     @property
     def _slot_bytes(self) -> int:
         """The size of what recurrent layers keep of one sequence."""
-        return self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
+        layout, itemsize = self._model.spec.cache_layout, self._model.dtype.itemsize
+        return layout.bytes_per_sequence(itemsize, self._config.speculation.num_tokens)
 
     def _count_snapshots(self, num_blocks: int) -> int:
         """Return of how many prefixes the states are kept."""
-        if not self._config.enable_prefix_caching:
-            return 0
-        return count_snapshots(num_blocks, sum(self._cache_shape.block_bytes), self._slot_bytes)
+        sizes = sum(self._cache_shape.block_bytes), self._slot_bytes
+        return count_snapshots(num_blocks, *sizes) if self._config.enable_prefix_caching else 0
 
 
 def _gib(size: int) -> str:

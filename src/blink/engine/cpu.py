@@ -7,6 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -18,7 +19,6 @@ from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
 from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
-from blink.engine.geometry import count_slots
 from blink.engine.guessing import add_drafter
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
@@ -111,8 +111,7 @@ class CpuEngine(Engine):
 
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> RankMemory:
         """Allocate what a follower keeps, as large as what rank 0 does."""
-        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
-        cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+        cache = model.allocate_kv_cache(size.num_blocks, self._config.block_size, *self._count_kept(size))
         residual = torch.zeros(self._config.max_num_batched_tokens, model.spec.hidden_size, dtype=model.dtype)
         store = self._stores[model.spec.shard.rank] if self._stores else None
         return RankMemory(self._batch, self._segmented_batch, cache, residual, store, self._allocate_host(model))
@@ -181,7 +180,7 @@ class CpuEngine(Engine):
             ConfigError: that fails; there are no weights then.
         """
         self.free_weights()
-        self._runner = self._make_runner(source.load(), self._config)
+        self._runner = self._make_runner(source.load(), replace(self._config, model=source.config))
         self._model = self._runner.model
         self._write_fingerprint(source.config)
 

@@ -16,7 +16,7 @@ from blink.region.layout import FOLLOWER_PROGRAM, StepKind
 
 _WORD_BYTES = 4
 _OF_TOKENS = ("input_ids", "positions", "kv_slots", "window_kv_slots")
-_OF_ROWS = ("context_lens", "row_slots", "state_sources", "state_targets")
+_OF_ROWS = ("context_lens", "row_slots", "state_sources", "state_targets", "state_lags")
 
 
 class DeviceFollower(DeviceScheduler):

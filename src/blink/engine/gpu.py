@@ -24,8 +24,9 @@ from blink.engine.determinism import refuse_on_gpu
 from blink.engine.device_leave import without_scheduler
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
-from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
+from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
+from blink.engine.gpu_drafts import check_model_on_gpu
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.engine.guessing import add_drafter, count_head_bytes
@@ -46,7 +47,7 @@ from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
-from blink.speculation import check_on_gpu, check_ranks
+from blink.speculation import check_ranks
 
 logger = logging.getLogger("blink.engine")
 
@@ -111,11 +112,7 @@ class GpuEngine(Engine):
             self._host.enqueue()
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-        check_on_gpu(
-            config.speculation,
-            is_latent=any(one.latent is not None for one in spec.attentions),
-            has_windows=any(one.window > 0 for one in spec.attentions),
-        )
+        check_model_on_gpu(config.speculation, spec, config.tensor_parallel_size)
         return super()._fit_to_model(config, spec)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
@@ -138,8 +135,7 @@ class GpuEngine(Engine):
         return super()._allocate_kv_cache(size)
 
     def _allocate_rank(self, size: CacheSize, model: Decoder) -> KvCache:
-        counts = count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
-        return model.allocate_kv_cache(size.num_blocks, self._config.block_size, *counts)
+        return model.allocate_kv_cache(size.num_blocks, self._config.block_size, *self._count_kept(size))
 
     @property
     def _ranks(self) -> Sequence[Decoder]:

@@ -9,7 +9,9 @@ from blink.kernels.gpu.attention import heads
 from blink.kernels.guesses import count_blocks
 from blink.models.decoder import Decoder
 from blink.models.weights.eagle_loader import load_eagle
+from blink.models.weights.mtp_loader import load_mtp
 from blink.runner.eagle import EagleDrafter
+from blink.runner.mtp import MtpDrafter
 from blink.runner.run import Runner
 
 
@@ -22,6 +24,10 @@ def add_drafter(runner: Runner, config: EngineConfig, guessing_rows: int = 0) ->
         ConfigError: the head does not fit the model or the device.
     """
     speculation, model = config.speculation, runner.model
+    if speculation.mtp:
+        layer = load_mtp(config.model, model)
+        model.add_head(layer)
+        runner.drafter = MtpDrafter(model, layer, speculation.num_tokens)
     if not speculation.head:
         return
     head = load_eagle(speculation.head, model)

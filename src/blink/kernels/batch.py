@@ -56,6 +56,7 @@ class Batch:
     row_slots: Tensor  # [max_rows]; the row's entry in the tables of slots
     state_sources: Tensor  # [max_rows]; index + 1 of the snapshot that the row's recurrent states begin with; 0: none
     state_targets: Tensor  # [max_rows]; of the snapshot that is made of them at the end
+    state_lags: Tensor  # [max_rows]; tokens before the row's first that its recurrent states have to take in yet
     block_tables: Tensor  # [num_slots, max_blocks]
     window_tables: Tensor  # the same of window blocks, in which those behind the window are no longer the slot's
     tokens: Tensor  # [num_slots, max_model_len]; prompt, then generated

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -48,6 +49,11 @@ class Projections(NamedTuple):
     z: Tensor  # [tokens, nv * dv]
     b: Tensor  # [tokens, nv]
     a: Tensor  # [tokens, nv]
+
+    @property
+    def gates(self) -> Tensor:
+        """What the rule reads beside the channels, as project() takes it."""
+        return torch.cat((self.b, self.a), dim=1)
 
     def take(self, tokens: slice | Tensor) -> Projections:
         """Return some of the tokens."""

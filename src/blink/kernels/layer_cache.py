@@ -50,14 +50,25 @@ def allocate_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
 class StateCache:
     """The slots of a recurrent layer."""
 
-    __slots__ = ("inputs", "states")
+    __slots__ = ("gates", "inputs", "states")
 
-    def __init__(self, states: Tensor, inputs: Tensor) -> None:
-        """Take states, float32 [slots, value heads, size of a key, size of a value], and the convolution's inputs.
+    def __init__(self, states: Tensor, inputs: Tensor, gates: Tensor | None = None) -> None:
+        """Take states, float32 [slots, value heads, size of a key, size of a value], and what is kept of last tokens.
 
-        inputs: [slots, width, channels], of which that of position p lies at p % width.
+        inputs: of the convolution, [slots, size, channels], of which that of position p lies at p % size. gates: the
+        same of what else the rule reads, empty where no step verifies drafts.
         """
         self.states, self.inputs = states, inputs
+        self.gates = inputs[..., :0, :0] if gates is None else gates
+
+    @property
+    def num_kept(self) -> int:
+        """How many last tokens a slot keeps inputs of, where these are the slots of one layer."""
+        return self.inputs.shape[1]
+
+    def layers(self) -> Iterator[StateCache]:
+        """Yield each layer's slots, where these are those of several layers."""
+        yield from map(StateCache, self.states, self.inputs, self.gates)
 
 
 class Snapshots(NamedTuple):

@@ -56,6 +56,11 @@ class MambaProjections(NamedTuple):
     z: Tensor  # [tokens, nh * p]
     dt: Tensor  # [tokens, nh]
 
+    @property
+    def gates(self) -> Tensor:
+        """What the rule reads beside the channels, as project() takes it."""
+        return self.dt
+
     def take(self, tokens: slice | Tensor) -> MambaProjections:
         """Return some of the tokens."""
         return MambaProjections(*(part[tokens] for part in self))

@@ -3,6 +3,10 @@
 
 A sequence keeps a state and the last inputs of a convolution in its slot. At position 0 both count as zeros, whatever
 the slot holds: nobody clears a slot. A slot below 0 is that of padding.
+
+Rows of one token that follow each other and have one slot are a token and its drafts. The slot's state takes in the
+first one alone, so nothing is ever taken back of it. What the rule reads of drafts is kept by positions. The next step
+takes in as many of them as were accepted, its rows' lags, and then its own token.
 """
 
 from __future__ import annotations
@@ -24,13 +28,15 @@ class Rows(NamedTuple):
     slots: Tensor  # int32 [rows]; below 0: the row is padding
     positions: Tensor  # int32 [rows]: of each row's first token
     starts: Tensor  # int32 [rows + 1]: where its tokens begin
+    lags: Tensor | None = None  # int32 [rows]: tokens before its first that the state lacks; None: no row is of a draft
 
     @classmethod
     def of(cls, batch: Batch, num_rows: int) -> Rows:
         """Describe the first rows of a batch, those that are padding among them."""
         starts, context = batch.query_starts[: num_rows + 1], batch.context_lens[:num_rows]
         slots = batch.row_slots[:num_rows].masked_fill(context == 0, -1)
-        return cls(slots, context - starts.diff(), starts)
+        lags = batch.state_lags[:num_rows] if batch.has_drafts else None
+        return cls(slots, context - starts.diff(), starts, lags)
 
 
 # From a layer's projections and its weights. Returns each token's gated output [tokens, out_size], of the type of z,

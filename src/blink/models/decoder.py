@@ -14,6 +14,7 @@ from blink.kernels.operands import Norm
 from blink.kernels.rotary import make_rotary_table
 from blink.models.eagle import EagleHead
 from blink.models.layer_weights import LayerInputWeights, LayerWeights, count_bytes
+from blink.models.mtp import MtpHead
 from blink.models.spec import ModelSpec
 
 
@@ -49,7 +50,7 @@ class Decoder:
         self.positions = positions
         self.inputs = inputs
         self.classifier = classifier
-        self.head: EagleHead | None = None
+        self.head: EagleHead | MtpHead | None = None
         self.allocate_cells = allocate_cache  # where what layers keep lies; an engine may have other memory for it
         self.attentions = spec.attentions
         ropes = list(dict.fromkeys(attention.rope for attention in self.attentions))
@@ -66,7 +67,7 @@ class Decoder:
         weights: list[object] = [self.embedding, self.positions, self.inputs, *self.layers, self.norm, self.head]
         return count_bytes(weights if self.lm_head is self.embedding else [*weights, self.lm_head])
 
-    def add_head(self, head: EagleHead, spare_blocks: int = 0) -> None:
+    def add_head(self, head: EagleHead | MtpHead, spare_blocks: int = 0) -> None:
         """Take a draft head, whose layer keeps keys and values as the model's layers do, and spare blocks."""
         self.head, self.spec = head, replace(self.spec, drafter=head.attention, spare_blocks=spare_blocks)
 
@@ -78,12 +79,19 @@ class Decoder:
         self.positions = self.inputs = self.classifier = self.head = None
 
     def allocate_kv_cache(
-        self, num_blocks: int, block_size: int, num_slots: int = 1, num_snapshots: int = 0, num_window_blocks: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int = 1,
+        num_snapshots: int = 0,
+        num_window_blocks: int = 0,
+        num_drafts: int = 0,
     ) -> KvCache:
         """Allocate what the layers keep, all zeros: one tensor for each group of layers, two for recurrent ones.
 
         num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes. num_window_blocks:
-        of layers with a window; 0: these have num_blocks, and share the tables of the others.
+        of layers with a window; 0: these have num_blocks, and share the tables of the others. num_drafts: the most
+        that a step verifies of a sequence.
         """
         layout = self.spec.cache_layout
         layers: dict[int, LayerCache] = {}
@@ -96,9 +104,9 @@ class Decoder:
         for group in layout.recurrent:
             sizes = len(group.layers), num_slots + num_snapshots
             states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
-            inputs = self._allocate(*sizes, *group.state.inputs, dtype=self.dtype)
-            groups.append(StateCache(states, inputs))
-            recurrent.update(zip(group.layers, map(StateCache, states, inputs), strict=True))
+            kept = (self._allocate(*sizes, *shape, dtype=self.dtype) for shape in group.state.kept(num_drafts))
+            groups.append(StateCache(states, *kept))
+            recurrent.update(zip(group.layers, groups[-1].layers(), strict=True))
         mixers = {index: layer.mixer.attention for index, layer in enumerate(self.spec.layers)}
         sources = {index: one.kv_source for index, one in mixers.items() if one and one.kv_source is not None}
         snapshots = Snapshots(tuple(groups), num_slots) if num_snapshots else None

@@ -237,7 +237,8 @@ class GatedDeltaNet(Part):
     @property
     def recurrent_state(self) -> PerSequence:
         """What the layer keeps of a sequence."""
-        return PerSequence(state=(self.v_heads, self.k_dim, self.v_dim), inputs=(CONV_WIDTH, self.channels))
+        state, inputs = (self.v_heads, self.k_dim, self.v_dim), (CONV_WIDTH, self.channels)
+        return PerSequence(state=state, inputs=inputs, gates=self.num_gates)
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
         """Return rows and columns of the matrices that all tokens multiply with."""

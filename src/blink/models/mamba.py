@@ -80,7 +80,8 @@ class Mamba2(Part):
     @property
     def recurrent_state(self) -> PerSequence:
         """What the layer keeps of a sequence."""
-        return PerSequence(state=(self.heads, self.state_size, self.head_dim), inputs=(CONV_WIDTH, self.channels))
+        state, inputs = (self.heads, self.state_size, self.head_dim), (CONV_WIDTH, self.channels)
+        return PerSequence(state=state, inputs=inputs, gates=self.num_gates)
 
     def matrices(self, hidden: int) -> list[tuple[int, int]]:
         """Return rows and columns of the matrices that all tokens multiply with."""

@@ -25,7 +25,9 @@ from blink.runner.matmul import gated_linear, linear
 
 
 class EagleDrafter:
-    """Drafts for a model; keeps residuals of the steps that are under way, and nothing else."""
+    """The Drafter of an EAGLE-3 head."""
+
+    reads_end = False
 
     def __init__(self, model: Decoder, head: EagleHead, num_drafts: int, find: FindGuesses | None = None) -> None:
         """Draft so many tokens behind each sample; find: the rows, None: as the model's device does."""

@@ -62,6 +62,14 @@ class NormKernels(Stream):
             self.residual.mul_(pending.scale)
         return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
 
+    def look(self) -> Tensor:
+        """Return the residual with all that was added, of which nothing changes."""
+        if self._pending is None:
+            return self.residual
+        pending = self._complete(self._pending)
+        total = self.residual + self._normalize(pending)
+        return total if pending.scale is None else total.mul_(pending.scale)
+
     def _complete(self, pending: _Pending) -> _Pending:
         """Return what all ranks add together."""
         return replace(pending, update=self._sum(pending.update), is_partial=False) if pending.is_partial else pending

@@ -24,7 +24,7 @@ from blink.plan.site import Bucket
 from blink.runner.adapters import Adapters
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
-from blink.runner.eagle import EagleDrafter
+from blink.runner.drafter import Drafter
 from blink.runner.layer_inputs import compute_layer_inputs
 from blink.runner.matmul import linear
 from blink.runner.norm_kernels import NormKernels
@@ -43,7 +43,7 @@ class Runner:
         self.model = model
         self._ranks = ranks
         self.adapters: Adapters | None = None
-        self.drafter: EagleDrafter | None = None
+        self.drafter: Drafter | None = None
         self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
         self.rounding = EXACT  # what GEMMs on a CPU may round
         self._code: DeviceCode = code_of(model.device)
@@ -142,10 +142,15 @@ class Runner:
         """Return what the head reads of every token [num_tokens, hidden]."""
         return self._compute_hidden(batch, kv_cache, Bucket(num_tokens, num_rows, decoding=False))
 
-    def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
+    @torch.inference_mode()
+    def run_layers(self, batch: Batch, kv_cache: KvCache, num_rows: int, residual: Tensor) -> Tensor:
+        """Run all layers on a residual [tokens, hidden], which they change, in place of embeddings; return its norm."""
+        return self._compute_hidden(batch, kv_cache, Bucket(len(residual), num_rows, decoding=False), residual)
+
+    def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket, residual: Tensor | None = None) -> Tensor:
         step = self._make_step(batch, kv_cache, replace(size, decoding=False), whole=False)
         load_snapshots(step, self._code.copy_states)
-        stream = NormKernels(step, self._embed(batch, size.tokens))
+        stream = NormKernels(step, self._embed(batch, size.tokens) if residual is None else residual)
         self._run_layers(step, self._all_layers, stream, make_attention(step, self._all_layers, self._code))
         return stream.read(self.model.norm)
 
@@ -227,6 +232,8 @@ class Runner:
                 stream.end_layer(layer.end, None if inputs is None else inputs[:, index - layers.start])
         if layers.stop == len(self.model.layers):
             save_snapshots(step, self._code.copy_states)
+            if self.drafter is not None and self.drafter.reads_end:
+                self.drafter.keep(step.batch, layers.stop, stream.look())
 
     def _compute_inputs(self, step: Step, layers: range) -> Tensor | None:
         """Return the inputs that some layers have of their own; None: they have none."""

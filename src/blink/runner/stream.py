@@ -62,6 +62,14 @@ class Stream(ABC):
         """
         raise NotImplementedError
 
+    def look(self) -> Tensor:
+        """Return the residual with all that was added, of which nothing changes.
+
+        Raises:
+            NotImplementedError: no draft head reads this kind of steps.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:
         """Return the logits [rows, vocab] of each row's last token."""

@@ -76,7 +76,7 @@ BLINK_RARE_FN void preempt(Env& env, State& s, uint32_t index, bool keep_blocks,
       else
         s.statistics.num_preemptions++, q.preemptions = least(q.preemptions + 1, kMaxToldPreemptions);
     }
-    if (!keep_blocks) q.num_blocks = q.num_freed = q.num_computed = q.num_registered = 0;
+    if (!keep_blocks) q.num_blocks = q.num_freed = q.num_computed = q.num_registered = q.state_lag = 0;
     if (!keep_blocks) drop_snapshot(s, q);
   }
   env.sync();

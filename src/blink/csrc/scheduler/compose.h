@@ -35,6 +35,7 @@ BLINK_FN void write_row(const State& s, const StepBuffers& a, uint32_t at, uint3
   a.row_slots[at] = int32_t(q.slot);
   a.query_starts[at] = int32_t(first);
   a.context_lens[at] = int32_t(q.num_computed + q.row.num_tokens);
+  a.state_lags[at] = int32_t(q.state_lag);
 }
 
 BLINK_FN void write_token(const State& s, const StepBuffers& a, uint32_t at, const Sequence& q, uint32_t position) {
@@ -54,6 +55,7 @@ BLINK_FN void write_decode_row(const State& s, const StepBuffers& a, uint32_t at
     if (i > 0) write_row(s, a, at + i, at + i, index);
     if (i > 0) a.rows[at + i] = Row{RowKind::kNone, index, at + i, 0, at + i, 0};
     a.context_lens[at + i] = int32_t(q.num_computed + 1 + i);
+    if (i > 0) a.state_lags[at + i] = 0;
     write_token(s, a, at + i, q, q.num_computed + i);
   }
 }
@@ -127,7 +129,7 @@ BLINK_RARE_FN void write_padding(Env& env, const State& s, const StepBuffers& a,
     if (has_windows(s)) a.window_kv_slots[i] = -1;
   }
   for (uint32_t row = b.num_rows + env.lane(); row < rows; row += env.lanes()) {
-    a.row_slots[row] = a.state_sources[row] = a.state_targets[row] = 0;
+    a.row_slots[row] = a.state_sources[row] = a.state_targets[row] = a.state_lags[row] = 0;
     a.context_lens[row] = 0;
   }
   for (uint32_t row = b.num_rows + env.lane(); row <= rows; row += env.lanes())

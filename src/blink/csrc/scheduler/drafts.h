@@ -71,7 +71,7 @@ BLINK_FN DraftOrigin origin_of(const State& s, uint32_t place) {
 // The most tokens of a draft that a sequence can deliver beside the next one.
 BLINK_FN uint32_t draft_limit(const State& s, const Sequence& q) {
   const uint32_t answer = q.sqe.max_tokens - q.num_generated, text = s.geometry.max_model_len - q.num_tokens;
-  return least(s.geometry.spec_tokens, least(answer, text) - 1);
+  return least(least(s.geometry.spec_tokens, drafts_to_border(s, q)), least(answer, text) - 1);
 }
 
 // How many tokens may be copied from a place: with suffix decoding the more, the longer the match before it is. The

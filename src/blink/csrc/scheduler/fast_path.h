@@ -120,7 +120,7 @@ BLINK_FN void write_next_row(State& s, uint32_t row) {
     s.window_tables[next.table_place] = int32_t(next.window_block);
     s.whole.window_kv_slots[row] = int32_t(next.window_block * size + uint32_t(next.position) % size);
   }
-  s.whole.state_sources[row] = s.whole.state_targets[row] = 0;
+  s.whole.state_sources[row] = s.whole.state_targets[row] = s.whole.state_lags[row] = 0;
 }
 
 // Write the next batch from the step that has ended, which is not retired; false if compose() has to decide. The blocks

@@ -153,14 +153,16 @@ BLINK_FN void hash_up_to(State& s, Sequence& q, uint32_t end) {
 }
 
 // Let the snapshots that a step writes be those of the blocks that its rows end with, unless these are not known or
-// have one. Runs on: one lane.
-BLINK_RARE_FN void attach_snapshots(State& s, const StepBuffers& a) {
+// have one: once, when it is in flight and has registered its blocks.
+template <class Env>
+BLINK_RARE_FN void attach_snapshots(Env& env, State& s, const StepBuffers& a) {
+  if (!has_snapshots(s) || env.lane() != 0) return;
   for (uint32_t row = 0; row < a.header->num_rows; row++) {
     const uint32_t target = uint32_t(a.state_targets[row]);
     if (target == 0) continue;
     const Sequence& q = s.sequences[a.rows[row].sequence];
     const uint32_t block = q.chain.block;
-    const bool is_known = q.num_registered * s.geometry.block_size == computed_tokens(q) && block != kNone &&
+    const bool is_known = q.num_registered * s.geometry.block_size == certain_tokens(q) && block != kNone &&
                           s.block_hashed[block] && registration_of(s, block) == q.chain;
     const bool is_new = is_known && s.block_snapshots[block] == 0;
     if (is_new) s.block_snapshots[block] = target;
@@ -202,8 +204,6 @@ BLINK_RARE_FN void register_blocks(Env& env, State& s, const StepBuffers& a) {
     }
     env.sync();
   }
-  if (has_snapshots(s) && env.lane() == 0) attach_snapshots(s, a);
-  env.sync();
 }
 
 // Whether the states of a sequence are kept that has so many tokens computed: at the last full block of its prompt that
@@ -225,17 +225,26 @@ BLINK_FN uint32_t tokens_to_border(const State& s, const Sequence& q, uint32_t s
   return border == kNone ? kNone : border - start;
 }
 
+// The most drafts behind a sequence's newest token with which no place is passed by where its states are to be kept:
+// they are those behind certain tokens.
+BLINK_FN uint32_t drafts_to_border(const State& s, const Sequence& q) {
+  if (!has_snapshots(s) || !caches_answer(s, q)) return kNone;
+  const uint32_t interval = s.geometry.snapshot_interval * s.geometry.block_size;
+  return interval - 1 - q.num_tokens % interval;
+}
+
 // Say which rows of a composed step begin with a snapshot, and which end with one. All lanes see the rows by now.
 template <class Env>
 BLINK_RARE_FN void write_snapshots(Env& env, State& s, const StepBuffers& a, uint32_t rows) {
   if (!has_snapshots(s)) return;
   uint32_t begin = 0, end = 0;
   for (uint32_t row = env.lane(); row < rows; row += env.lanes()) {
+    const bool is_first = described_sequence(a, row) != kNone;
     const Sequence& q = s.sequences[a.rows[row].sequence];
-    a.state_sources[row] = int32_t(q.snapshot);
+    a.state_sources[row] = is_first ? int32_t(q.snapshot) : 0;
     a.state_targets[row] = 0;
-    begin += q.snapshot > 0;
-    end += is_border(s, q, computed_tokens(q));
+    begin += is_first && q.snapshot > 0;
+    end += is_first && is_border(s, q, certain_tokens(q));
   }
   begin = env.sum(begin);
   end = env.sum(end);
@@ -243,8 +252,8 @@ BLINK_RARE_FN void write_snapshots(Env& env, State& s, const StepBuffers& a, uin
     for (uint32_t row = 0; row < rows; row++) drop_snapshot(s, s.sequences[a.rows[row].sequence]);
   env.sync();
   for (uint32_t row = 0; end > 0 && row < rows; row++) {
-    const Sequence& q = s.sequences[a.rows[row].sequence];
-    if (!is_border(s, q, computed_tokens(q))) continue;
+    const uint32_t sequence = described_sequence(a, row);
+    if (sequence == kNone || !is_border(s, s.sequences[sequence], certain_tokens(s.sequences[sequence]))) continue;
     const uint32_t index = take_snapshot(env, s);
     if (env.lane() == 0) a.state_targets[row] = int32_t(index + 1);  // 0 of kNone
     env.sync();

@@ -103,14 +103,14 @@ template <class Env>
 BLINK_FN void retire_row(Env& env, State& s, const StepBuffers& a, const Row& row, Sequence& q, uint64_t now) {
   q.num_computed += certain_tokens(row);
   q.row = Row{};
-  q.paused_tokens = 0;
+  q.paused_tokens = q.state_lag = 0;
   if (q.cancelled || s.qps[q.queue_pair].closing) return;
   if (is_pooling(s.geometry)) return end_pooled(env, s, a, row, q, now);
   const uint32_t before = q.num_generated;
   take_samples(env, s, a, row, q, now);
   const uint32_t taken = q.num_generated - before;
   if (row.kind == RowKind::kVerify && taken > 0) {
-    q.num_computed += taken - 1;
+    q.num_computed += q.state_lag = taken - 1;
     take_back_places(s, q);
     note_draft(env, s, q, row.num_samples - 1, taken - 1);
   }

@@ -142,6 +142,7 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   if (is_first) log_step(env, s, a);
   if (!is_segment || is_last_segment(s)) {
     register_blocks(env, s, a);
+    attach_snapshots(env, s, a);
     release_windows(env, s, a);
   }
   if (has_answers(s)) index_answers(env, s);

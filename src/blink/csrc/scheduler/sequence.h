@@ -79,6 +79,7 @@ struct Sequence {
   FIELD(uint32_t, num_registered);  // leading blocks that the prefix cache knows, or has refused
   FIELD(Registration, chain);       // the last of them, or its equal that was there before
   FIELD(uint32_t, snapshot);        // index + 1 of the states that its next row begins with; 0: those of its slot
+  FIELD(uint32_t, state_lag);       // accepted draft tokens that its recurrent states have to take in yet
   FIELD(uint32_t, split);           // tokens of the prefix that the cache held without a snapshot; 0: it held none
   FIELD(Row, row);                  // in the step that is composed or in flight, unless that is the paused one
   FIELD(uint32_t, paused_tokens);   // of its row in the layer-segmented step: until that ends, nothing of it moves

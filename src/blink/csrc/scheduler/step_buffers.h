@@ -49,6 +49,7 @@ struct StepBuffers {
   STATE_ARRAY(int32_t, row_slots, g.max_rows);
   STATE_ARRAY(int32_t, state_sources, g.max_rows);  // index + 1 of the snapshot that a row begins with; 0: none
   STATE_ARRAY(int32_t, state_targets, g.max_rows);  // of the one that is made of its states at the end
+  STATE_ARRAY(int32_t, state_lags, g.max_rows);     // tokens before a row's first that its states have to take in yet
   STATE_ARRAY(int32_t, sampled_tokens, g.max_rows);
   STATE_ARRAY(float, sampled_logprobs, g.max_rows);
   STATE_ARRAY(int32_t, top_tokens, g.max_rows* kMaxLogprobs);

@@ -31,13 +31,13 @@ class CpuGuesses:
         num_tokens, num_rows = size
         self._batch, self._num_guesses = batch, num_guesses
         self.next_ids = _next_tokens(batch, num_tokens, num_rows)
-        self.ends, self._slots, self._positions = _find_ends(batch, num_rows)
+        self.ends, self.slots, self._positions = _find_ends(batch, num_rows)
 
     def open(self, cache: LayerCache) -> None:
         """Copy what rows have in the cache."""
         batch, num_rows = self._batch, len(self.ends)
         lens = (self._positions + 1).to(torch.int32)
-        group = plan_group(batch.block_tables, self._slots, lens, [0, 1], 0, cache.block_size, cache.dtype)
+        group = plan_group(batch.block_tables, self.slots, lens, [0, 1], 0, cache.block_size, cache.dtype)
         cells = cache.cells.view(torch.uint8) if cache.dtype == FP8 else cache.cells
         copied = cells.index_select(1, group.blocks).unflatten(1, (num_rows, -1)).flatten(2, 3)
         room = torch.zeros_like(copied[:, :, :1]).expand(-1, -1, self._num_guesses, -1, -1)
@@ -70,7 +70,7 @@ class CpuGuesses:
         lengths = self._positions + 2
         counts = torch.full_like(lengths, self._num_guesses)
         words = torch.cat((lengths[:, None], counts[:, None], tokens), dim=1)
-        self._batch.head_drafts[self._slots, TEXT_LENGTH : FIRST_GUESS + self._num_guesses] = words.to(torch.int32)
+        self._batch.head_drafts[self.slots, TEXT_LENGTH : FIRST_GUESS + self._num_guesses] = words.to(torch.int32)
 
 
 def _next_tokens(batch: Batch, num_tokens: int, num_rows: int) -> Tensor:

@@ -31,22 +31,69 @@ def advance(rule: Rule, x: Any, cache: StateCache, rows: Rows, weights: Any, *, 
     """Compute Advance of kernels/recurrent.py; chunked: else longer rows go token by token, too."""
     output = x.z.new_zeros(x.z.shape)
     starts = rows.starts.tolist()
-    single: list[int] = []
+    turns: list[list[int]] = [
+        []
+    ]  # rows of one token: those that are sure, then the first drafts behind them, and so on
+    turn, before = 0, -1
     for row, (slot, position) in enumerate(zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)):
         first, end = starts[row : row + 2]
         if slot < 0 or end == first:
-            continue
-        if end == first + 1:
-            single.append(row)
+            before = -1
+        elif end == first + 1:
+            turn, before = (turn + 1 if slot == before else 0), slot
+            turns += [[]] if turn == len(turns) else []
+            turns[turn].append(row)
         else:
-            taken = x.take(slice(first, end))
+            before, taken = -1, x.take(slice(first, end))
             output[first:end] = _advance_row(rule, taken, cache, (slot, position), weights, chunked)
-    if single:
-        chosen = torch.tensor(single, device=rows.slots.device)
-        tokens = rows.starts.index_select(0, chosen).long()
-        slots, positions = (part.index_select(0, chosen).long() for part in (rows.slots, rows.positions))
-        output[tokens] = _advance_tokens(rule, x.take(tokens), cache, slots, positions, weights)
+    if turns[0]:
+        _advance_groups(rule, x, cache, rows, turns, weights, output)
     return output
+
+
+def _advance_groups(
+    rule: Rule, x: Any, cache: StateCache, rows: Rows, turns: list[list[int]], weights: Any, output: Tensor
+) -> None:
+    """Advance rows of one token, and write their outputs; turns: rows by how many drafts are before them."""
+    state, last = torch.empty(0), list[int]()
+    for turn, chosen in enumerate(turns):
+        at = torch.tensor(chosen, device=rows.slots.device)
+        tokens = rows.starts.index_select(0, at).long()
+        slots, positions = (part.index_select(0, at).long() for part in (rows.slots, rows.positions))
+        taken = x.take(tokens)
+        if turn == 0:
+            lags = torch.zeros_like(slots) if rows.lags is None else rows.lags.index_select(0, at).long()
+            state = _take_in(rule, cache, slots, positions, lags, weights)
+        else:
+            state = state[[last.index(row - 1) for row in chosen]]
+        _keep(cache, slots, positions, taken)
+        operands = rule.prepare(_convolve(cache, slots, positions, weights), taken, weights)
+        out, state = rule.step(*operands, state)
+        output[tokens] = rule.finish(out, taken, weights)
+        if turn == 0:
+            cache.states[slots] = state
+        last = chosen
+
+
+def _take_in(rule: Rule, cache: StateCache, slots: Tensor, positions: Tensor, lags: Tensor, weights: Any) -> Tensor:
+    """Return the states behind all tokens before some positions; lags: how many tokens each slot's state lacks."""
+    state = cache.states[slots].masked_fill_((positions == 0)[:, None, None, None], 0)
+    for back in range(int(lags.max()), 0, -1):
+        [late] = (lags >= back).nonzero(as_tuple=True)
+        of, at = slots[late], positions[late] - back
+        place = at % cache.num_kept
+        kept = weights.project(cache.inputs[of, place], cache.gates[of, place])
+        operands = rule.prepare(_convolve(cache, of, at, weights), kept, weights)
+        _, state[late] = rule.step(*operands, state[late])
+    return state
+
+
+def _keep(cache: StateCache, slots: Tensor, positions: Tensor, x: Any) -> None:
+    """Keep what later tokens read of some, one of each slot."""
+    place = positions % cache.num_kept
+    cache.inputs[slots, place] = x.qkv
+    if cache.gates.numel():
+        cache.gates[slots, place] = x.gates
 
 
 def _advance_row(rule: Rule, x: Any, cache: StateCache, place: tuple[int, int], weights: Any, chunked: bool) -> Tensor:
@@ -54,10 +101,11 @@ def _advance_row(rule: Rule, x: Any, cache: StateCache, place: tuple[int, int], 
     slot, position = place
     width, tokens = weights.conv.shape[0], x.qkv.shape[0]
     inputs = cache.inputs[slot]
-    past = inputs[[(position - back) % width for back in range(width - 1, 0, -1)]]
+    size = len(inputs)
+    past = inputs[[(position - back) % size for back in range(width - 1, 0, -1)]]
     past[: max(width - 1 - position, 0)] = 0
     for token in range(max(tokens - width, 0), tokens):
-        inputs[(position + token) % width] = x.qkv[token]
+        inputs[(position + token) % size] = x.qkv[token]
     whole = torch.cat((past, x.qkv)).float()
     mixed = sum((whole[tap : tap + tokens] * weights.conv[tap].float() for tap in range(width)), torch.zeros(()))
     operands = rule.prepare(_activate(mixed, weights), x, weights)
@@ -67,17 +115,13 @@ def _advance_row(rule: Rule, x: Any, cache: StateCache, place: tuple[int, int], 
     return rule.finish(out, x, weights)
 
 
-def _advance_tokens(rule: Rule, x: Any, cache: StateCache, slots: Tensor, positions: Tensor, weights: Any) -> Tensor:
-    """Advance rows of one token each."""
+def _convolve(cache: StateCache, slots: Tensor, positions: Tensor, weights: Any) -> Tensor:
+    """Return the convolved channels of a token of each slot [tokens, channels], all of whose inputs are kept."""
     width = weights.conv.shape[0]
-    cache.inputs[slots, positions % width] = x.qkv
-    taps = positions[:, None] + torch.arange(1 - width, 1, device=positions.device)  # positions that each row reads
-    read = cache.inputs[slots[:, None], taps % width].float()
+    taps = positions[:, None] + torch.arange(1 - width, 1, device=positions.device)  # positions that each token reads
+    read = cache.inputs[slots[:, None], taps % cache.num_kept].float()
     read.masked_fill_((taps < 0)[..., None], 0)
-    operands = rule.prepare(_activate((read * weights.conv.float()).sum(1), weights), x, weights)
-    state = cache.states[slots].masked_fill_((positions == 0)[:, None, None, None], 0)
-    out, cache.states[slots] = rule.step(*operands, state)
-    return rule.finish(out, x, weights)
+    return _activate((read * weights.conv.float()).sum(1), weights)
 
 
 def _activate(mixed: Tensor, weights: Any) -> Tensor:

@@ -67,6 +67,7 @@ class Family:
     experts: ExpertNames | None = None  # None: a dense MLP
     recurrent_block: str = "linear_attn"  # of recurrent layers
     has_grouped_projections: bool = False  # recurrent layers: one tensor for q, k, v and z, grouped by key head; b, a
+    has_mtp: bool = False  # files may have a layer that predicts one token further: its tensors begin with mtp.
     score_tokens: tuple[str, ...] = ()  # of the family's rerankers: those that say no and yes; empty: there are none
     # GGUF files.
     gguf: str = ""  # its name there; empty: not read from them

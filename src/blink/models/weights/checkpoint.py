@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # How names begin in files of a model that sees pictures too, or whose decoder is a part.
 _TEXT_PARTS = ("language_model.model.", "model.language_model.", "model.decoder.", "decoder.", "")
-_DRAFT = "mtp."  # how the names of layers begin that predict further tokens
+_MTP = "mtp."  # how names begin of a layer that predicts one token further, see Family.has_mtp
 _WIDE_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DRAWN_ROWS = 8192  # of a random table in the host's memory, at once
 _BY_COLUMNS = re.compile(r"\.(attn_output|ffn_down|ssm_out)")  # names in GGUF files
@@ -227,22 +227,24 @@ class SafetensorsCheckpoint:
 
     stored_rows: GgufCheckpoint | None = None
 
-    def __init__(self, directory: Path, spec: ModelSpec | None = None, newer: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, directory: Path, spec: ModelSpec | None = None, newer: Sequence[Path] = (), *, is_mtp: bool = False
+    ) -> None:
         """Open a directory's files.
 
         spec: of the model, whose experts are to have the usual names; None: as stored. newer: files with tensors that
-        stand for the directory's own.
+        stand for the directory's own. is_mtp: take the layer that predicts one token further, as a model of one layer.
         """
         self._directory = directory
         self._names = {} if spec is None else FAMILIES[spec.architecture].tensor_names
         tensors = open_tensors(directory, newer)
-        drafts = [name for name in tensors if name.startswith(_DRAFT)]
-        for name in drafts:
+        drafts = {name for name in tensors if name.startswith(_MTP)}
+        self.num_drafts = len(drafts)  # tensors of the layer that predicts one token further
+        for name in {*tensors} - drafts if is_mtp else drafts:
             del tensors[name]
-        self.num_drafts = len(drafts)  # tensors of layers that predict further tokens, which nothing reads
         self._tensors = dict[str, Stored](tensors) if spec is None else split_tensors(tensors, spec, self.place)
         found = (prefix for prefix in _TEXT_PARTS if f"{prefix}embed_tokens.weight" in tensors)
-        self._prefix = next(found, "model.")
+        self._prefix = _MTP if is_mtp else next(found, "model.")
 
     def check(self, name: str, shape: Sequence[int]) -> None:
         name = self._find_name(name)

@@ -82,8 +82,8 @@ class DecoderLoader:
         embedding, head = self._load_ends()
         embedding = place("embedding", embedding)
         positions = place("positions", self._load_positions())
-        layers = [place(f"layers.{index}", self._load_layer(index)) for index in range(spec.num_layers)]
-        norm = place("norm", self._load_norm(_find_end_norm(spec)))
+        layers = [place(f"layers.{index}", self.load_layer(index)) for index in range(spec.num_layers)]
+        norm = place("norm", self.load_norm(_find_end_norm(spec)))
         lm_head = place("lm_head", self._load_head(embedding) if head is None else head)
         inputs = place("inputs", load_layer_inputs(self._tensors, spec, self._table_device))
         kv_dtype = FP8 if self._kv_scales else self._target.kv_dtype
@@ -136,9 +136,10 @@ class DecoderLoader:
             return None
         return self._tensors.read("model.embed_positions.weight", table.rows, self._spec.hidden_size)[table.offset :]
 
-    def _load_layer(self, index: int) -> LayerWeights:
+    def load_layer(self, index: int) -> LayerWeights:
+        """Read the layer of an index."""
         prefix, spec = f"model.layers.{index}", self._spec.layers[index]
-        norms = [None if name is None else self._load_norm(name) for name in _find_norms(spec, index)]
+        norms = [None if name is None else self.load_norm(name) for name in _find_norms(spec, index)]
         mixer = self._load_mixer(index, prefix)
         return LayerWeights(
             attention_norm=norms[0],
@@ -240,7 +241,7 @@ class DecoderLoader:
             else (None, None),
         )
 
-    def _load_norm(self, name: str) -> Norm:
+    def load_norm(self, name: str) -> Norm:
         """Read a norm of the residual."""
         hidden, layer = self._spec.hidden_size, self._spec.layers[0]
         if not layer.norm_biases:

@@ -4,28 +4,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from blink.errors import ConfigError
-from blink.fields import Fields
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
 from blink.models.eagle import EagleHead
 from blink.models.layer_weights import DenseWeights
 from blink.models.layers import Attention
-from blink.models.rope_json import read_rope
 from blink.models.weights.checkpoint import SafetensorsCheckpoint
+from blink.models.weights.eagle_config import read_head_attention, read_head_config
 from blink.models.weights.target import WeightTarget
 from blink.models.weights.tensor_loader import TensorLoader
-from blink.models.weights.text_files import read_json
 
 _LAYERS = ("midlayer", "layers.0")  # what EAGLE and speculators call the layer
-_WHOLE = "transformer_layer_config"  # where speculators describe it
-# What other heads need, by the names in their descriptions.
-_UNKNOWN = ("attention_bias", "mlp_bias", "norm_before_fc", "fc_norm", "norm_output", "parallel_drafting")
 _INDICES = (torch.int64, torch.int32)
 
 
@@ -36,19 +30,16 @@ def load_eagle(folder: str, model: Decoder) -> EagleHead:
     Raises:
         ConfigError: it is missing or malformed, or does not belong to the model; the message names the tensor.
     """
-    path = Path(folder).expanduser()
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"--speculative-config: {path} has no config.json: give the folder of an EAGLE-3 head.")
-    return _HeadLoader(path, model).load()
+    return _HeadLoader(folder, model).load()
 
 
 class _HeadLoader:
     """Reads a folder's head."""
 
-    def __init__(self, path: Path, model: Decoder) -> None:
+    def __init__(self, folder: str, model: Decoder) -> None:
         self._model = model
-        self._config = _read_config(path)
-        self._checkpoint = SafetensorsCheckpoint(path)
+        self._config = read_head_config(folder)
+        self._checkpoint = SafetensorsCheckpoint(Path(folder).expanduser())
         target = WeightTarget(model.device, model.dtype, int)
         self._tensors = TensorLoader(self._checkpoint, target, shifted_norms=False)
         self._hidden = self._config.integer("hidden_size")
@@ -57,7 +48,7 @@ class _HeadLoader:
 
     def load(self) -> EagleHead:
         config, spec, hidden = self._config, self._model.spec, self._hidden
-        attention = self._read_attention()
+        attention = read_head_attention(config, spec.max_model_len)
         layers = self._read_layers()
         size, draft_size = config.integer("intermediate_size"), config.integer("draft_vocab_size", spec.vocab_size)
         inner = {f"{self._layer}.mlp.{name}": size for name in ("gate_proj", "up_proj")}
@@ -83,18 +74,6 @@ class _HeadLoader:
             lm_head=self._tensors.load_matrix({"lm_head": draft_size}, hidden),
             tokens=self._read_tokens(draft_size),
         )
-
-    def _read_attention(self) -> Attention:
-        config = self._config
-        heads = config.integer("num_attention_heads")
-        head_dim = config.integer("head_dim", self._hidden // heads)
-        kv_heads = config.integer("num_key_value_heads", heads)
-        rope = read_rope(config, head_dim).fit(self._model.spec.max_model_len)
-        attention = Attention(heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope)
-        for rule, holds in attention.rules.items():
-            if not holds:
-                raise ConfigError(f"{config.place}: {rule}; download the head again.")
-        return attention
 
     def _read_layers(self) -> tuple[int, ...]:
         """Return which layers' residuals the head reads: those of its description, or an early, a middle, a late."""
@@ -129,18 +108,3 @@ class _HeadLoader:
         if not bool(((own >= 0) & (own < vocab_size)).all()):
             raise ConfigError(f"{self._checkpoint.place}: 'd2t' names tokens beyond the model's {vocab_size}.")
         return own.to(self._model.device)
-
-
-def _read_config(path: Path) -> Fields:
-    """Read the description of one layer, wherever it stands in config.json; refuse what Blink does not do."""
-    place = path / "config.json"
-    values: dict[str, Any] = dict(read_json(place))
-    for part in (_WHOLE, "eagle_config"):
-        values |= Fields(values, str(place)).mapping(part)
-    config = Fields(values, str(place))
-    for name in _UNKNOWN:
-        config.require(not config.flag(name), name)
-    config.require(config.flag("use_aux_hidden_state", True), "use_aux_hidden_state: false")
-    config.require(config.integer("num_hidden_layers", 1) == 1, "a draft head of several layers")
-    config.require(config.text("hidden_act", "silu") == "silu", "another activation than silu")
-    return config

@@ -180,7 +180,7 @@ def open_model(
     table_device = choose_table_device(config.per_layer_embeddings, spec, device, dtype)
     kv_dtype = _choose_kv_dtype(config, device, dtype)
     target = WeightTarget(device, dtype, int, kv_dtype)
-    checkpoint = _open_checkpoint(path, spec, config, target, newer)
+    checkpoint = open_checkpoint(path, spec, config, target, newer)
     kv_scales: list[KvScales] = []
     if kv_dtype == FP8:
         is_stored = find_format(path, config.load_format) == "safetensors"
@@ -256,9 +256,20 @@ def _keep_blocks(device: torch.device, dtype: torch.dtype) -> KeepBlocks | None:
     return KeepBlocks(functools.partial(pack_gguf, dtype=dtype), device, pack_experts)
 
 
-def _open_checkpoint(
-    path: Path, spec: ModelSpec, config: ModelConfig, target: WeightTarget, newer: Sequence[Path]
+def open_checkpoint(
+    path: Path,
+    spec: ModelSpec,
+    config: ModelConfig,
+    target: WeightTarget,
+    newer: Sequence[Path] = (),
+    *,
+    is_mtp: bool = False,
 ) -> Checkpoint:
+    """Open a model's files, or of them the layer that predicts one token further.
+
+    Raises:
+        ConfigError: they cannot be read, or do not go with the options.
+    """
     device, dtype = target.device, target.dtype
     load_format, quantization = find_format(path, config.load_format), spec.quantization
     is_asked = config.dtype != "auto" or config.quantization == "fp8"
@@ -273,10 +284,10 @@ def _open_checkpoint(
             return DummyGguf(path, spec, keep, checkpoint)
     elif load_format == "gguf":
         checkpoint = GgufCheckpoint(path, spec, keep)
-        _log_drafts(path, checkpoint.num_drafts)
+        _log_drafts(path, checkpoint.num_drafts, "is not loaded")
     else:
-        checkpoint = SafetensorsCheckpoint(path, spec, newer)
-        _log_drafts(path, checkpoint.num_drafts)
+        checkpoint = SafetensorsCheckpoint(path, spec, newer, is_mtp=is_mtp)
+        _log_drafts(path, checkpoint.num_drafts, "is loaded" if is_mtp else "may be loaded by --speculative-config")
         if quantization is not None:
             return QuantizedCheckpoint(checkpoint, quantization)
     if config.quantization != "fp8":
@@ -287,6 +298,6 @@ def _open_checkpoint(
     return Fp8Checkpoint(checkpoint)
 
 
-def _log_drafts(path: Path, count: int) -> None:
+def _log_drafts(path: Path, count: int, told: str) -> None:
     if count:
-        logger.info("%s: %d tensors of a draft layer (MTP) are not loaded", path, count)
+        logger.info("%s: the draft layer (MTP) of %d tensors %s", path, count, told)

@@ -31,7 +31,10 @@ def _count_chunks(starts, num_rows, ROWS: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _convolve(qkv, inputs, conv, stride, start, position, is_first, token, count, channel, CHANNELS: tl.constexpr):
+def _convolve(
+    qkv, inputs, conv, stride, start, position, is_first, token, count, channel,
+    CHANNELS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
     """Return the convolved values of some channels of a row's tokens, in float32; zeros where there is no token.
 
     start, position: of the row's first token; is_first: whether that is among these; count: of the row's tokens.
@@ -46,7 +49,7 @@ def _convolve(qkv, inputs, conv, stride, start, position, is_first, token, count
         )
         if back > 0:  # noqa: SIM102  (known when compiled, the other is not)
             if is_first:
-                place = (position + at) & 3
+                place = (position + at + SIZE) % SIZE
                 has_past = (at < 0) & (position + at >= 0)
                 now += tl.load(inputs + place[:, None] * CHANNELS + channel[None, :], has_past[:, None], other=0.0)
         weight = tl.load(conv + (3 - back) * CHANNELS + channel)
@@ -89,6 +92,7 @@ def mix(
     C: tl.constexpr,
     PART: tl.constexpr,
     OF_V: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     """Convolve some tokens of a chunk; of q and k, heads one after the other, or with OF_V of v."""
     CHANNELS: tl.constexpr = 2 * K_HEADS * DK + V_HEADS * DV
@@ -98,11 +102,11 @@ def mix(
     if slot < 0:
         return
     i, channel = part * PART + tl.arange(0, PART), tl.arange(0, D)
-    past = inputs + slot.to(tl.int64) * 4 * CHANNELS
+    past = inputs + slot.to(tl.int64) * SIZE * CHANNELS
     first = head * D + (2 * K_HEADS * DK if OF_V else 0)
     is_first = (index == 0) & (part == 0)
     token = index * C + i
-    x = _convolve(qkv, past, conv, stride, start, position, is_first, token, count, first + channel, CHANNELS)
+    x = _convolve(qkv, past, conv, stride, start, position, is_first, token, count, first + channel, CHANNELS, SIZE)
     if OF_V:
         to = v_out + (chunk * V_HEADS + head).to(tl.int64) * C * D
     else:
@@ -283,8 +287,11 @@ def _apply_chunk(
 
 
 @triton.jit
-def keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Keep a row's last inputs, each at the place of its position."""
+def keep_inputs(
+    qkv, inputs, slots, positions, starts, stride, num_channels,
+    WIDTH: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keep a row's last inputs, each at the place of its position: at most WIDTH, where a slot has SIZE places."""
     row, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     slot, start = tl.load(slots + row).to(tl.int64), tl.load(starts + row)
     count = tl.load(starts + row + 1) - start
@@ -293,7 +300,7 @@ def keep_inputs(qkv, inputs, slots, positions, starts, stride, num_channels, WID
     token = count - WIDTH + tl.arange(0, WIDTH)
     here = (token >= 0)[:, None] & (channel < num_channels)[None, :]
     values = tl.load(qkv + (start + token).to(tl.int64)[:, None] * stride + channel[None, :], here)
-    place = slot * WIDTH + (tl.load(positions + row) + token) % WIDTH
+    place = slot * SIZE + (tl.load(positions + row) + token) % SIZE
     tl.store(inputs + place[:, None] * num_channels + channel[None, :], values, here)
 
 

@@ -12,6 +12,7 @@ from blink.kernels.delta_rule import DeltaWeights, Projections
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.launch import compile_kernel, launch
+from blink.kernels.gpu.recurrent.verify import verify
 from blink.kernels.layer_cache import StateCache
 from blink.kernels.recurrent import Rows
 from blink.plan.site import first_reason
@@ -56,6 +57,8 @@ def decode(x: Projections, cache: StateCache, rows: Rows, weights: DeltaWeights)
     The rows, the weights and the slots are read before the wait. So between a kernel that writes them in the same step
     and this one there has to be a launch that is no PDL launch, as behind the copies from snapshots.
     """
+    if rows.lags is not None:
+        return verify(x, cache, rows, weights)
     tokens, v_heads = x.b.shape
     return decode_by(choose_config(tokens * v_heads), x, cache, rows, weights)
 

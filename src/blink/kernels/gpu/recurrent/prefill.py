@@ -17,7 +17,7 @@ import triton
 from torch import Tensor
 
 from blink.kernels.delta_rule import DeltaWeights, Projections
-from blink.kernels.gpu.recurrent import chunks
+from blink.kernels.gpu.recurrent import chunks, verify
 from blink.kernels.gpu.recurrent.invert import invert
 from blink.kernels.layer_cache import StateCache
 from blink.kernels.recurrent import CHUNK, Rows
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from blink.models.layers import GatedDeltaNet
 
 _MIXED, _FINISHED = 16, 16  # tokens that a program of mix has, and of finish
-_KEPT = 1024  # channels that one of keep_inputs has
 _MAX_EXACT = 64  # size of a head in float32: of larger ones, chunks do not fit in shared memory
 
 
@@ -74,6 +73,10 @@ def prefill(
     is_exact, num_rows = x.qkv.dtype == torch.float32, rows.slots.shape[0]
     if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of wgmma
         config = config._replace(warps=2, scan_warps=2, scan_stages=1)
+    if rows.lags is not None:
+        if len(x.qkv) == len(rows.slots):  # as in steps that decode, where rows may be of drafts
+            return verify.verify(x, cache, rows, weights)
+        verify.take_in(x, cache, rows, weights)
     sizes = {"K_HEADS": weights.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}
     sizes["ROWS"] = triton.next_power_of_2(num_rows)
     precision = "tf32x3" if is_exact else "tf32"
@@ -81,17 +84,14 @@ def prefill(
     out = torch.empty_like(x.z, memory_format=torch.contiguous_format)
     columns = min(config.columns, v_dim)
     chunks.scan[(v_dim // columns, v_heads, num_rows)](
-        *(cache.states, *rows, *parts[:6], out, num_rows),
+        *(cache.states, *rows[:3], *parts[:6], out, num_rows),
         **sizes,
         COLUMNS=columns,
         PRECISION=precision,
         STAGES=config.scan_stages,
         num_warps=config.scan_warps,
     )
-    channels = x.qkv.shape[1]
-    chunks.keep_inputs[(num_rows, triton.cdiv(channels, _KEPT))](
-        *(x.qkv, cache.inputs, *rows, x.qkv.stride(0), channels), WIDTH=weights.conv.shape[0], BLOCK=_KEPT
-    )
+    verify.keep_last(x.qkv, cache.inputs, rows)
     chunks.finish[(triton.cdiv(out.shape[0], _FINISHED), v_heads)](
         *(out, x.z, weights.norm, rows.starts, x.z.stride(0), weights.eps, num_rows),
         V_HEADS=v_heads,
@@ -116,13 +116,14 @@ def _prepare(
     parts = _allocate(most_chunks, weights.k_heads, v_heads, sizes["DK"], sizes["DV"], x.qkv)
     for of_v, heads in ((False, 2 * weights.k_heads), (True, v_heads)):
         chunks.mix[(most_chunks * (CHUNK // _MIXED), heads)](
-            *(x.qkv, cache.inputs, weights.conv, *rows, *parts[:3], x.qkv.stride(0), num_rows),
+            *(x.qkv, cache.inputs, weights.conv, *rows[:3], *parts[:3], x.qkv.stride(0), num_rows),
             **sizes,
             PART=_MIXED,
             OF_V=of_v,
+            SIZE=cache.num_kept,
         )
     chunks.relate[(most_chunks, weights.k_heads)](
-        *(x.b, x.a, weights.rate, weights.dt_bias, *rows, *parts[:2], *parts[4:], x.b.stride(0), x.a.stride(0)),
+        *(x.b, x.a, weights.rate, weights.dt_bias, *rows[:3], *parts[:2], *parts[4:], x.b.stride(0), x.a.stride(0)),
         num_rows,
         **sizes,
         PRECISION=precision,
@@ -130,7 +131,7 @@ def _prepare(
     )
     inverses = invert(parts.systems, parts.betas, x.qkv.dtype)
     chunks.solve[(most_chunks, v_heads)](
-        *(*rows, parts.k, inverses, parts.decays, parts.u, parts.w, num_rows),
+        *(*rows[:3], parts.k, inverses, parts.decays, parts.u, parts.w, num_rows),
         **sizes,
         PRECISION=precision,
         num_warps=warps,
