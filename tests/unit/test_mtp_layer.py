@@ -40,7 +40,7 @@ class MtpPlay(Play):
         self.runner = Runner(self.target)
         self.drafter = self.runner.drafter = MtpDrafter(self.target, head, DRAFTS)
         sizes: dict[str, Any] = {"max_tokens": 64, "max_rows": 16, "num_slots": 3, "max_blocks": 8, "max_model_len": 64}
-        self.batch = Batch.allocate(**sizes, has_draft_head=True, most_drafts=DRAFTS)
+        self.batch = Batch.allocate(**sizes, has_draft_head=True, most_siblings=DRAFTS)
         self.cache = self.target.allocate_kv_cache(24, BLOCK, 3, num_drafts=DRAFTS)
         self.batch.block_tables[:] = torch.randperm(24, generator=torch.Generator().manual_seed(1)).view(3, 8)
         self.residuals = {}

@@ -35,7 +35,7 @@ class Rows(NamedTuple):
         """Describe the first rows of a batch, those that are padding among them."""
         starts, context = batch.query_starts[: num_rows + 1], batch.context_lens[:num_rows]
         slots = batch.row_slots[:num_rows].masked_fill(context == 0, -1)
-        lags = batch.state_lags[:num_rows] if batch.has_drafts else None
+        lags = batch.state_lags[:num_rows] if batch.has_siblings else None
         return cls(slots, context - starts.diff(), starts, lags)
 
 
