@@ -21,7 +21,7 @@ method = {"method": "eagle3", "model": heads[0]} if heads else {"method": "mtp"}
 speculative = json.dumps(method | {"num_speculative_tokens": 3})
 answers = []
 for config in ("", speculative):
-    with LLM(model, max_model_len=1024, device="cpu", speculative_config=config) as llm:
+    with LLM(model, max_model_len=1024, device="auto" if heads else "cpu", speculative_config=config) as llm:
         # One prompt after the other: a step then gives tokens of one answer alone.
         outputs = [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for prompt in PROMPTS]
         stats = llm.stats()

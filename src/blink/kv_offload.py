@@ -22,7 +22,7 @@ class OffloadConfig:
 
     kv_offloading_size: float = option(
         0.0,
-        "GiB of host memory for blocks that leave the KV cache, on the CPU engine only: docs/kv-offload.md; 0: none",
+        "GiB of host memory for blocks that leave the KV cache: docs/kv-offload.md; 0: none",
     )
     kv_offloading_backend: str = option("native", "what keeps them", choices=("native",))
     kv_transfer_config: str = option(

@@ -26,11 +26,6 @@ OPTIONS: dict[str, Any] = {
 MIB = 1 / 1024
 
 
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blink.engine.boot.HAS_RUN_ON_GPU", True)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("host") / "model"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from blink import LLM, AsyncLLM, LoRARequest, SamplingParams
-from blink.engine import boot
 from blink.request.source import TokensPrompt
 from gpu_counts import TWO_GPUS, on_ranks
 from kv_router import check_predictions
@@ -30,12 +29,6 @@ pytestmark = [
 
 NUM_ADAPTERS = 8
 OPTIONS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "skip_tokenizer_init": True}
-
-
-@pytest.fixture(autouse=True)
-def _unrefused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boot, "refuse_beside_ranks", lambda _: None)
-    monkeypatch.setattr(boot, "HAS_RUN_ON_GPU", True)
 
 
 @pytest.fixture(scope="module")

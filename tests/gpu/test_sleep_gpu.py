@@ -35,7 +35,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_weights, "TAKES_WEIGHTS", True)
+    monkeypatch.setattr(gpu_weights, "TAKES_TENSORS", True)
     monkeypatch.setattr(gpu_weights, "SLEEPS", True)
 
 

@@ -51,7 +51,7 @@ TAKING = """
 import sys
 from blink.cli.main import main
 from blink.engine import gpu_weights
-gpu_weights.TAKES_WEIGHTS = True
+gpu_weights.TAKES_TENSORS = True
 sys.exit(main(sys.argv[1:]))
 """
 _SAFETENSORS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
@@ -60,7 +60,7 @@ Write = Callable[[Path], Path]
 
 @pytest.fixture(autouse=True)
 def _takes_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_weights, "TAKES_WEIGHTS", True)
+    monkeypatch.setattr(gpu_weights, "TAKES_TENSORS", True)
 
 
 def open_llm(path: Path, **options: Any) -> LLM:

@@ -12,14 +12,12 @@ import torch
 
 from blink import LLM
 from blink.config import EngineConfig, ModelConfig
-from blink.engine import boot
 from blink.engine.boot import create_engine
 from blink.engine.cpu import CpuEngine
 from blink.engine.host_tier import runs_of
 from blink.errors import ConfigError
 from blink.kernels.layer_cache import LayerCache
 from blink.kv_offload import OffloadConfig, read_transfer
-from blink.lora_config import LoraConfig
 from model_families import save_model
 from returning_prompts import GREEDY, answer, make_batches
 
@@ -164,20 +162,6 @@ def test_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match="a GPU's KV cache keeps no blocks in host memory yet"):
         create_engine(EngineConfig(device="cuda", kv_offload=OffloadConfig(kv_offloading_size=1)))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"kv_offload": OffloadConfig(kv_offloading_size=1)}, {"lora": LoraConfig(enable_lora=True)}],
-    ids=["blocks", "adapters"],
-)
-def test_ranks_on_gpus_are_refused_what_has_not_run_there(
-    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(boot, "HAS_RUN_ON_GPU", True)
-    with pytest.raises(ConfigError, match=r"(--kv-offloading-size|--enable-lora) has not run on several GPUs yet"):
-        create_engine(EngineConfig(device="cuda", tensor_parallel_size=2, **options))
 
 
 def test_the_layers_of_a_group_are_seen_as_one_memory() -> None:

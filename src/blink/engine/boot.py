@@ -16,10 +16,8 @@ from blink.config import FITTING_RANKS, EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
 from blink.engine.determinism import is_deterministic
-from blink.engine.host_tier import HAS_RUN_ON_GPU
 from blink.engine.rank_fit import choose_size, measure_model
 from blink.errors import ConfigError
-from blink.plan.site import first_reason
 
 logger = logging.getLogger("blink.engine")
 
@@ -68,10 +66,8 @@ def create_engine(config: EngineConfig) -> Engine:
     _check_adapters(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
-    _check_offload(config)
     if config.device == "cpu" or not torch.cuda.is_available():
         return CpuEngine(config)
-    refuse_beside_ranks(config)
     from blink.engine.gpu import GpuEngine
 
     return GpuEngine(config)
@@ -93,23 +89,6 @@ def _settle_ranks(config: EngineConfig) -> EngineConfig:
         size = choose_size(measure_model(config, room, len(memory)))
         logger.info("--tensor-parallel-size auto: %d of %d GPUs", size, len(memory))
     return replace(config, tensor_parallel_size=size)
-
-
-def refuse_beside_ranks(config: EngineConfig) -> None:
-    """Refuse what is built for ranks on GPUs and has not run there yet; tests/gpu takes this away."""
-    if config.tensor_parallel_size == 1:
-        return
-    reasons = {"--enable-lora": config.lora.enable_lora, "--kv-offloading-size": config.kv_offload.is_on}
-    if (flag := first_reason(reasons)) is not None:
-        raise ConfigError(f"{flag} has not run on several GPUs yet: leave it out, or use --device cpu")
-
-
-def _check_offload(config: EngineConfig) -> None:
-    """Refuse blocks in host memory where nothing copies them."""
-    if not config.kv_offload.is_on:
-        return
-    if config.device != "cpu" and torch.cuda.is_available() and not HAS_RUN_ON_GPU:
-        raise ConfigError("--kv-offloading-size: a GPU's KV cache keeps no blocks in host memory yet; use --device cpu")
 
 
 def _check_adapters(config: EngineConfig) -> None:

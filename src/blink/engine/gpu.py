@@ -89,7 +89,7 @@ class GpuEngine(Engine):
 
     def _open_control(self) -> ModelControl | None:
         """Let frontends change the weights, unless updates of them, or parts on other ranks, would have to follow."""
-        if not gpu_weights.TAKES_WEIGHTS or self._group is not None or self._sockets:
+        if self._group is not None or self._sockets:
             return None
         leave = functools.partial(without_scheduler, self._region, self._scheduler)
         control = ModelControl(

@@ -26,8 +26,9 @@ from blink.models.weights.loader import ModelSource
 from blink.models.weights.staged_tensors import ReadTensor
 from blink.region.tensor_stream import TensorEntry
 
-TAKES_WEIGHTS = False  # until tests/gpu/test_weight_update_gpu.py has run on a GPU; it sets this
+TAKES_TENSORS = False  # until all of tests/gpu/test_weight_update_gpu.py has run on a GPU; it sets this
 SLEEPS = False  # until tests/gpu/test_sleep_gpu.py has run on a GPU; it sets this
+_NO_TENSORS: Final = "An engine on a GPU takes weights from disk alone so far: use /update_weights_from_disk."
 _NO_SLEEP: Final = (
     "This engine does not sleep: engines on GPUs do not before that has run on one (docs/pause.md). Pause it instead."
 )
@@ -70,6 +71,8 @@ class GpuWeights:
         Raises:
             ConfigError: they do not fit the model, or are not there, or there is no memory to load a layer beside it.
         """
+        if newer and not TAKES_TENSORS:
+            raise ConfigError(_NO_TENSORS)
         if self._parts is not None:
             self._parts.weights.map()
         open_same_model(self._model, config, newer).check_over(self._model)

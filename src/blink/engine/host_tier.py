@@ -19,7 +19,6 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.region.layout import struct_dtype
 
-HAS_RUN_ON_GPU = False  # until tests/gpu/test_host_tier_gpu.py has passed there; it sets this by itself
 _COPY = struct_dtype("HostCopy")
 _LEAST_COPIES = 256
 
