@@ -183,9 +183,10 @@ def test_a_step_in_segments_is_drafted_behind_as_a_whole_one(clockwork: tuple[Pa
     drivers: list[Driver] = []
     for _ in range(2):
         decoder = load_decoder(clockwork[0], "cuda", torch.float32)
-        decoder.add_head(load_eagle(str(clockwork[1]), decoder), 64)
+        head = load_eagle(str(clockwork[1]), decoder)
+        decoder.add_head(head, 64)
         driver = Driver(decoder)
-        driver.runner.drafter = EagleDrafter(decoder, decoder.head or pytest.fail("no head"), GUESSES)
+        driver.runner.drafter = EagleDrafter(decoder, head, GUESSES)
         driver.add(PROMPT, 9)
         drivers.append(driver)
     whole, cut = drivers

@@ -189,7 +189,7 @@ def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_
 
 
 def head_of(driver: Driver) -> EagleHead:
-    assert driver.decoder.head is not None
+    assert isinstance(driver.decoder.head, EagleHead)
     return driver.decoder.head
 
 

@@ -19,6 +19,7 @@ from blink.errors import ConfigError
 from blink.formats.base import plain
 from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
+from blink.models.eagle import EagleHead
 from blink.models.weights.eagle_loader import load_eagle
 from blink.plan.site import Bucket
 from blink.runner.eagle import EagleDrafter
@@ -49,7 +50,7 @@ class Play:
 
     def __init__(self, target: Decoder, folder: Path) -> None:
         target.add_head(load_eagle(str(folder), target))
-        assert target.head is not None
+        assert isinstance(target.head, EagleHead)
         self.runner = Runner(target)
         self.drafter = self.runner.drafter = EagleDrafter(target, target.head, DRAFTS)
         self.batch = Batch.allocate(
@@ -276,7 +277,7 @@ def test_a_head_without_an_embedding_reads_the_models(target: Decoder, tmp_path:
     del tensors["embed_tokens.weight"]
     folder = write_head(tmp_path / "head", tensors, READ)
     play = Play(target, folder)
-    assert target.head is not None and target.head.embedding is None
+    assert isinstance(target.head, EagleHead) and target.head.embedding is None
     play.begin(0, TEXT)
     text = [*TEXT, *play.step((0, 0, TEXT))]
     check_drafts(play, Reference({**tensors, "embed_tokens.weight": plain(target.embedding)}, False), 0, text)

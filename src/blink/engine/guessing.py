@@ -8,6 +8,7 @@ from blink.errors import ConfigError
 from blink.kernels.gpu.attention import heads
 from blink.kernels.guesses import count_blocks
 from blink.models.decoder import Decoder
+from blink.models.eagle import EagleHead
 from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.mtp_loader import load_mtp
 from blink.runner.eagle import EagleDrafter
@@ -40,7 +41,7 @@ def add_drafter(runner: Runner, config: EngineConfig, guessing_rows: int = 0) ->
 
 def count_head_bytes(model: Decoder, config: EngineConfig) -> int:
     """Return the bytes on a GPU of guesses in the head's cache, and of residuals between a step's segments."""
-    if model.head is None:
+    if not isinstance(model.head, EagleHead):
         return 0
     residuals = len({*model.head.layers}) * config.max_num_batched_tokens * model.spec.hidden_size
     spare = model.spec.cache_layout.spare_bytes(config.block_size, model.kv_dtype.itemsize)

@@ -11,7 +11,8 @@ namespace blink {
 inline const char* check_host_tier(const State& s) {
   if (!has_host(s)) return nullptr;
   const HostTier& host = s.host;
-  if (host.copies_tail - host.copy_bounds[0] > s.geometry.host_copies) return "a copy was written over before its launch";
+  if (host.copies_tail - host.copy_bounds[0] > s.geometry.host_copies)
+    return "a copy was written over before its launch";
   if (host.copies_kept != 0) return "a restoration was left half done";
   uint32_t used = 0, entries = 0;
   for (uint32_t at = 0; at < s.geometry.host_hash_entries; at++) {

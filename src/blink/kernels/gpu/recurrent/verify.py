@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
-# pyright: reportMissingParameterType=false
+# pyright: reportMissingParameterType=false, reportOperatorIssue=false
 """The gated delta rule of rows that verify drafts, on a GPU in Triton: kernels/recurrent.py says what they keep.
 
 A program has the state of a value head, and goes token by token through a row and its drafts. It first takes in the
