@@ -99,6 +99,7 @@ BUILT = [
             "models/weights/eagle_loader.py",
             "runner/eagle.py",
         ),
+        beyond=1,  # a GPU engine sizes their memory
         since=(
             "cli/head_fit.py",
             "engine/geometry.py",  # GPUs have graphs with guesses

@@ -29,7 +29,7 @@ from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_drafts import check_model_on_gpu
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
 from blink.engine.gpu_host_tier import GpuHostBlocks
-from blink.engine.guessing import add_drafter, count_head_bytes
+from blink.engine.guessing import add_drafter, count_head_bytes, reserve_residuals
 from blink.engine.model_control import ModelControl
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
 from blink.errors import ConfigError
@@ -79,8 +79,7 @@ class GpuEngine(Engine):
         self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
-        if self._runner.drafter is not None:
-            self._runner.drafter.reserve(self._segmented_batch, self._residual)
+        reserve_residuals(self._runner, self._segmented_batch, self._residual)
         self._capture()
         capture_copies(self._scheduler, self._stores, self._array("copy_order", torch.int32))
         self._fill_costs()

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from blink.config import EngineConfig
 from blink.errors import ConfigError
+from blink.kernels.batch import Batch
 from blink.kernels.gpu.attention import heads
 from blink.kernels.guesses import count_blocks
 from blink.models.decoder import Decoder
@@ -37,6 +40,12 @@ def add_drafter(runner: Runner, config: EngineConfig, guessing_rows: int = 0) ->
         raise ConfigError(f"--speculative-config: the draft head has {reason}: add --device cpu")
     model.add_head(head, guessing_rows * count_blocks(speculation.num_tokens, config.block_size))
     runner.drafter = EagleDrafter(model, head, speculation.num_tokens)
+
+
+def reserve_residuals(runner: Runner, batch: Batch, residual: Tensor) -> None:
+    """Let the head, if there is one, keep residuals between the segments of a batch's steps in memory of its own."""
+    if runner.drafter is not None:
+        runner.drafter.reserve(batch, residual)
 
 
 def count_head_bytes(model: Decoder, config: EngineConfig) -> int:

@@ -45,8 +45,8 @@ BLINK_FN uint32_t plain_graph(const Geometry& g, uint32_t graph) {
   return graph < g.num_plain_graphs ? graph : graph - g.num_plain_graphs;
 }
 
-// The graph of the same kind and size for steps with adapters, or with guesses of what follows; the same where an
-// engine captures none, and looks at each step's rows instead.
+// The graph of the same kind and size for steps that do more (StepTotals::larger_rows); the same where an engine
+// captures none, and looks at each step's rows instead.
 BLINK_FN uint32_t larger_graph(const Geometry& g, uint32_t graph) {
   return g.num_plain_graphs < g.num_graphs ? graph + g.num_plain_graphs : graph;
 }
