@@ -21,6 +21,7 @@ from blink.engine.adapters import MakeAdapters, make_host_adapters, make_store, 
 from blink.engine.cache_size import CacheShape, CacheSize
 from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
+from blink.engine.determinism import make_runner
 from blink.engine.geometry import (
     build_geometry,
     count_slots,
@@ -118,7 +119,7 @@ class Engine(ABC):
         self._log_memory(size)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
-        return Runner(load_model(config.model, device, dtype))
+        return make_runner(load_model(config.model, device, dtype), config)
 
     def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")

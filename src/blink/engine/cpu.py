@@ -18,7 +18,7 @@ from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
+from blink.engine.determinism import check_one_rank, is_deterministic, make_runner, write_fingerprint
 from blink.engine.geometry import count_slots
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
@@ -41,7 +41,6 @@ from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
-from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
 from blink.speculation import check_ranks
 
@@ -70,7 +69,7 @@ class CpuEngine(Engine):
         self._followers: Followers | None = None
         try:
             super().__init__(config, torch.device("cpu"))
-            self._write_fingerprint(self._config.model)
+            write_fingerprint(self._region, self._config, self._config.model, self._model.device)
             self._fill_costs()
             self._host = self._allocate_host()
             self._control = ModelControl(self._region, self, self._config.model)
@@ -81,8 +80,7 @@ class CpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
-        if is_deterministic(config) and size > 1:
-            raise ConfigError("--deterministic works with one rank")
+        check_one_rank(config)
         check_ranks(config.speculation, size)
         check_rounding(config)
         if size == 1:
@@ -93,20 +91,13 @@ class CpuEngine(Engine):
 
     def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
         """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
-        runner = Runner(model)
+        runner = make_runner(model, config)
         if config.speculation.head:
             head = load_eagle(config.speculation.head, model)
             model.add_head(head)
             runner.drafter = EagleDrafter(model, head, config.speculation.num_tokens)
         runner.rounding = find_rounding(config)
-        if is_deterministic(config):
-            check_deterministic(sites_of(model, config.block_size))
-            runner.by_token = True
         return runner
-
-    def _write_fingerprint(self, model: ModelConfig) -> None:
-        if is_deterministic(self._config):
-            self._region.header["fingerprint"] = find_fingerprint(model, self._config.block_size).encode()
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         if self._followers is not None:
@@ -177,7 +168,7 @@ class CpuEngine(Engine):
         self.free_weights()
         self._runner = self._make_runner(source.load(), self._config)
         self._model = self._runner.model
-        self._write_fingerprint(source.config)
+        write_fingerprint(self._region, self._config, source.config, self._model.device)
 
     def free_weights(self) -> None:
         """Free the weights."""

@@ -19,7 +19,7 @@ from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import refuse_on_gpu
+from blink.engine.determinism import check_one_rank, refuse_on_gpu, write_fingerprint
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, count_slots, list_graphs, spare_snapshots
@@ -66,6 +66,7 @@ class GpuEngine(Engine):
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         super().__init__(config, torch.device("cuda", torch.cuda.current_device()))
+        write_fingerprint(self._region, self._config, self._config.model, self._model.device)
         self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
@@ -94,6 +95,7 @@ class GpuEngine(Engine):
         return super()._fit_to_model(config, spec)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
+        check_one_rank(config)
         if config.tensor_parallel_size == 1:
             return super()._load(config, device, dtype)
         self._group = GpuGroup(config, device, dtype)

@@ -48,8 +48,9 @@ def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
 class GpuCode:
     """Runs them."""
 
-    def __init__(self) -> None:
-        self.device = GpuDevice()
+    def __init__(self, device: GpuDevice) -> None:
+        """Run plans of a list of kernels."""
+        self.device = device
         mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
         experts = MixtureKernels(mixtures, choose_experts, choose_of_rows, add_shared)
         self.kernels = Kernels.of(self.device, experts, latent.KERNELS)
