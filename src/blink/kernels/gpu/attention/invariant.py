@@ -189,13 +189,13 @@ def _load_part(
     """Return a chunk's result; behind the last one that of a chunk without keys."""
     places += chunk * (inside.shape[0] * KV_HEADS)
     # Past the L1 cache, which does not see what other SMs write.
+    is_chunk = tl.full([inside.shape[0]], 0, tl.int32) + chunk < num_chunks
     part = tl.load(
-        partials + places[:, None] * HEAD_DIM + dims[None, :], mask=inside & (chunk < num_chunks), other=0.0,
+        partials + places[:, None] * HEAD_DIM + dims[None, :], mask=inside & is_chunk[:, None], other=0.0,
         cache_modifier=".cg",
     )  # fmt: skip
     # Pairs that no query has were not stored, and nobody reads what becomes of them.
-    lse = tl.load(lses + places, mask=places * 0 + chunk < num_chunks, other=LOWEST, cache_modifier=".cg")
-    return part, lse
+    return part, tl.load(lses + places, mask=is_chunk, other=LOWEST, cache_modifier=".cg")
 
 
 @triton.jit
