@@ -35,6 +35,7 @@ class PlanConfig:
     max_num_batched_tokens: int = _same(EngineConfig, "max_num_batched_tokens")
     block_size: int = _same(EngineConfig, "block_size")
     tensor_parallel_size: int = _same(EngineConfig, "tensor_parallel_size")
+    deterministic: bool = _same(EngineConfig, "deterministic")
 
 
 def print_plan(model: str, config: PlanConfig) -> None:
@@ -52,6 +53,7 @@ def print_plan(model: str, config: PlanConfig) -> None:
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         tensor_parallel_size=config.tensor_parallel_size,
+        deterministic=config.deterministic,
     )
     print(_show(engine, config.gpu), end="")
 

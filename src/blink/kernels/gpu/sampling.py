@@ -74,7 +74,7 @@ def sample(
         max_model_len=max_model_len,
         change_words=change_words,
     )
-    threads, kernel = _describe_kernel(logits, group, deterministic=deterministic)
+    threads, kernel = describe_kernel(logits, group, deterministic=deterministic)
     staged_bytes = part_size * logits.element_size() if group is Group.CLUSTER else 0
     launch(
         compile_kernel(kernel, "sampler/sample.cu"),
@@ -87,7 +87,7 @@ def sample(
     )
 
 
-def _describe_kernel(logits: Tensor, group: Group, *, deterministic: bool) -> tuple[int, str]:
+def describe_kernel(logits: Tensor, group: Group, *, deterministic: bool) -> tuple[int, str]:
     """Return the threads of a block, by which sums are cut, and the kernel's name."""
     if group is Group.CLUSTER:
         few, threads, blocks_of_sm = _CLUSTERS, _CLUSTER_THREADS, _CLUSTER_BLOCKS_OF_SM

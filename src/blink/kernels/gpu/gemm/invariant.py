@@ -52,11 +52,11 @@ def _refuses(matrix: Matrix, rows: int) -> str | None:  # noqa: ARG001 - as othe
 
 
 def _describe(matrix: Matrix, rows: int) -> str:
-    tile = _choose_tile(rows, matrix.n)
+    tile = choose_tile(rows, matrix.n)
     return f"{tile.all_rows} x {tile.outputs} x {_BLOCK_K}, {tile.stages} stages (by rule)"
 
 
-def _choose_tile(rows: int, outputs: int) -> _Tile:
+def choose_tile(rows: int, outputs: int) -> _Tile:
     few = next((tile for tile in _FEW_ROWS if rows <= tile.all_rows), None)
     if few is None and _MANY_ROWS.count(rows, outputs) >= _ENOUGH:
         return _MANY_ROWS
@@ -67,7 +67,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias; x: [rows, in]; weight: [out, in]; all of one type and contiguous."""
     assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
     (rows, size), outputs = x.shape, len(weight)
-    tile = _choose_tile(rows, outputs)
+    tile = choose_tile(rows, outputs)
     result = x.new_empty(rows, outputs)
     _multiply[(tile.count(rows, outputs),)](
         x,
