@@ -80,7 +80,7 @@ class CpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
-        check_one_rank(config)
+        check_one_rank(config, size)
         check_ranks(config.speculation, size)
         check_rounding(config)
         if size == 1:

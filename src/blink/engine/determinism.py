@@ -80,9 +80,9 @@ def refuse_on_gpu(config: EngineConfig) -> None:
         raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
 
 
-def check_one_rank(config: EngineConfig) -> None:
-    """Refuse the flag, with a `ConfigError`, with ranks that share layers."""
-    if is_deterministic(config) and config.tensor_parallel_size > 1:
+def check_one_rank(config: EngineConfig, size: int) -> None:
+    """Refuse the flag, with a `ConfigError`, with several ranks that share layers."""
+    if is_deterministic(config) and size > 1:
         raise ConfigError(f"{_FLAG} works with one rank: leave --tensor-parallel-size out")
 
 

@@ -95,7 +95,7 @@ class GpuEngine(Engine):
         return super()._fit_to_model(config, spec)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
-        check_one_rank(config)
+        check_one_rank(config, config.tensor_parallel_size)
         if config.tensor_parallel_size == 1:
             return super()._load(config, device, dtype)
         self._group = GpuGroup(config, device, dtype)

@@ -50,7 +50,7 @@ def _describe(config: EngineConfig) -> str:
 def _find_device(config: EngineConfig, sites: ModelSites) -> GpuDevice:
     if not is_deterministic(config):
         return GpuDevice()
-    check_one_rank(config)
+    check_one_rank(config, config.tensor_parallel_size)
     check_deterministic(sites, "cuda")
     return DeterministicDevice()
 

@@ -23,7 +23,11 @@ class DeterministicDevice(GpuDevice):
 
     matmuls: Mapping[Layout, tuple[Matmul, ...]] = {Layout.ROWS: (gemm.MATMUL,), Layout.UNITS: (), Layout.GGUF: ()}
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {}
-    styles = ()
+
+    @property
+    def styles(self) -> tuple[()]:
+        """None."""
+        return ()
 
     @property
     def of_ranks(self) -> GpuDevice:

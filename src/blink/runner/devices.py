@@ -66,9 +66,7 @@ class DeviceCode(Protocol):
 def code_of(device: torch.device, *, deterministic: bool = False) -> DeviceCode:
     """Return what runs the plans of a device; deterministic: by kernels that give a token the same bits in any step."""
     if device.type == "cuda":
-        from blink.runner.deterministic_device import DeterministicDevice
         from blink.runner.gpu_code import GpuCode
-        from blink.runner.gpu_device import GpuDevice
 
-        return GpuCode(DeterministicDevice() if deterministic else GpuDevice())
+        return GpuCode(deterministic=deterministic)
     return CpuCode()

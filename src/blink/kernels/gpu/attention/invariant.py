@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
+# pyright: reportMissingParameterType=false
 """Attention whose tokens have the same bits in any step: one kernel with one tile for decode rows and prompts.
 
 Keys are read from the cache and cut at every 256th. Each chunk has a softmax of its own, and chunks are added in their
-order: by the program of a tile one after the other, or by the program that ends last of one for each chunk.
+order. The program of a tile does so, or each chunk has a program and the one that ends last adds all.
 """
 
 from __future__ import annotations

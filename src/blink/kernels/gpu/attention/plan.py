@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """The work of one step's attention, planned on the GPU once per step: which tiles of queries meet which chunks of keys.
 
 A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave
@@ -115,11 +115,11 @@ def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile,
     (num_tokens, num_rows), (kv_heads, group, head_dim, window) = size, heads
     # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
     spread = triton.cdiv(tile.num_programs, kv_heads)
-    max_items, max_partials, fixed_chunk = max_tiles + spread, 2 * spread, 0
+    max_items, max_partials, fixed = max_tiles + spread, 2 * spread, dict[str, int]()
     if tile.fixed_chunks:
-        fixed_chunk, max_keys = tile.min_chunk, batch.tokens.shape[1]
-        max_partials = min(_MAX_FIXED_CHUNKS, max_tiles * triton.cdiv(max_keys, fixed_chunk))
-        max_items = max(max_tiles, max_partials)
+        fixed = {"FIXED_CHUNK": tile.min_chunk, "MAX_SPLIT_TILES": spread}
+        spread = min(_MAX_FIXED_CHUNKS, max_tiles * triton.cdiv(batch.tokens.shape[1], tile.min_chunk))
+        max_items, max_partials = max(max_tiles, spread), spread
     device = batch.header.device
     items = torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device)
     counters = torch.empty(max_partials, kv_heads, dtype=torch.int32, device=device)
@@ -134,7 +134,7 @@ def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile,
         counters,
         num_tokens,
         max_items,
-        max_partials if tile.fixed_chunks else spread,
+        spread,
         SPAN=span,
         WINDOW=window,
         TILE_QUERIES=tile.block_m // group,
@@ -144,9 +144,8 @@ def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile,
         BLOCK_ITEMS=_ITEMS_PER_PROGRAM,
         KV_HEADS=kv_heads,
         BLOCK_HEADS=triton.next_power_of_2(kv_heads),
-        FIXED_CHUNK=fixed_chunk,
-        MAX_SPLIT_TILES=spread,
         num_warps=8,
+        **fixed,
     )
     return WorkList(tile, items, counters, partials, lses)
 

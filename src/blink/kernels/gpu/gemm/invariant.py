@@ -3,9 +3,8 @@
 # pyright: reportOperatorIssue=false, reportIndexIssue=false
 """GEMMs whose rows have the same bits with any other rows: each sum runs over k in one order.
 
-One program has all of k for its tile, and adds 16 products at a time to one float32 sum by m16n8k16 MMAs. So any tile
-gives the same bits, and tiles follow the number of rows. None has a product of 64 rows, for which Hopper takes MMAs of
-warpgroups (wgmma), which add otherwise: larger tiles are two of 32 rows.
+A program has all of k for its tile. Tensor cores add 16 columns of k at a time to a float32 sum (m16n8k16), so any tile
+gives the same bits. Hopper multiplies 64 rows by other instructions (wgmma): a larger tile is two of 32 rows.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class _Tile(NamedTuple):
         """Rows of a program."""
         return self.rows * self.parts
 
-    def count(self, rows: int, outputs: int) -> int:
-        """Return how many there are of a result."""
+    def count_programs(self, rows: int, outputs: int) -> int:
+        """Return how many of them make a result."""
         return triton.cdiv(rows, self.all_rows) * triton.cdiv(outputs, self.outputs)
 
 
@@ -58,7 +57,7 @@ def _describe(matrix: Matrix, rows: int) -> str:
 
 def choose_tile(rows: int, outputs: int) -> _Tile:
     few = next((tile for tile in _FEW_ROWS if rows <= tile.all_rows), None)
-    if few is None and _MANY_ROWS.count(rows, outputs) >= _ENOUGH:
+    if few is None and _MANY_ROWS.count_programs(rows, outputs) >= _ENOUGH:
         return _MANY_ROWS
     return few or _FEW_ROWS[-1]
 
@@ -69,7 +68,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     (rows, size), outputs = x.shape, len(weight)
     tile = choose_tile(rows, outputs)
     result = x.new_empty(rows, outputs)
-    _multiply[(tile.count(rows, outputs),)](
+    _multiply[(tile.count_programs(rows, outputs),)](
         x,
         weight,
         weight if bias is None else bias,
