@@ -73,7 +73,7 @@ def test_gemms_of_all_tiles_are_made_of_one_instruction(rows: int, outputs: int)
         tile = gemm.choose_tile(rows, outputs)
     kernel: Any = vars(gemm)["_multiply"]
     flags = {"HAS_BIAS": False, "HAS_TWO": tile.parts == 2, "NEIGHBOURS": 16, "PDL": True}
-    constants = {**flags, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": 64}
+    constants = {**flags, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": 128}
     types = dict.fromkeys(("x", "weight", "bias", "result"), "*bf16") | dict.fromkeys(constants, "constexpr")
     types |= dict.fromkeys(("rows", "outputs", "size"), "i32")
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("x", "weight", "result", "size")}

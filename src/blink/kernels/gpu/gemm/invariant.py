@@ -20,11 +20,11 @@ from blink.kernels.gpu.pdl import overlap, start_pdl
 from blink.kernels.matmul import Matmul
 from blink.plan.site import first_reason
 
-_BLOCK_K = 64  # of all tiles, so that the zeros behind k are as many
+_BLOCK_K = 128  # of all tiles, so that the zeros behind k are as many
 _NEIGHBOURS = 16  # tiles of rows that share what they read of a weight
 
 
-class _Tile(NamedTuple):
+class Tile(NamedTuple):
     rows: int  # of one product
     parts: int  # such products
     outputs: int
@@ -41,8 +41,8 @@ class _Tile(NamedTuple):
 
 
 # The first whose rows suffice, or the large one where there are enough of it. Not yet timed on a GPU.
-_FEW_ROWS = (_Tile(16, 1, 32, 8), _Tile(32, 1, 32, 6))
-_MANY_ROWS = _Tile(32, 2, 128, 4)
+_FEW_ROWS = (Tile(16, 1, 32, 5), Tile(32, 1, 32, 5))
+_MANY_ROWS = Tile(32, 2, 128, 3)
 _ENOUGH = 128  # programs, about one for each SM
 
 
@@ -55,7 +55,7 @@ def _describe(matrix: Matrix, rows: int) -> str:
     return f"{tile.all_rows} x {tile.outputs} x {_BLOCK_K}, {tile.stages} stages (by rule)"
 
 
-def choose_tile(rows: int, outputs: int) -> _Tile:
+def choose_tile(rows: int, outputs: int) -> Tile:
     few = next((tile for tile in _FEW_ROWS if rows <= tile.all_rows), None)
     if few is None and _MANY_ROWS.count_programs(rows, outputs) >= _ENOUGH:
         return _MANY_ROWS
