@@ -23,6 +23,7 @@ from blink.config import EngineConfig
 from blink.engine.determinism import check_deterministic
 from blink.engine.plans import list_buckets
 from blink.errors import ConfigError
+from blink.kernels.batch import Batch
 from blink.kernels.gpu import sampling
 from blink.kernels.gpu.device import supposing
 from blink.kernels.gpu.gemm import invariant as gemm
@@ -32,7 +33,10 @@ from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import NormStyle
 from blink.runner.deterministic_device import DeterministicDevice
 from blink.runner.planner import plan_model
+from blink.runner.run import Runner
 from blink.runner.sites import expected_sites
+from launch_trace import pretended_gpu
+from launch_traces import Case, load_case
 from model_specs import make_attention, make_spec
 
 LLAMA = Path(blink.models.__path__[0]) / "configs" / "llama-3-8b"
@@ -119,3 +123,36 @@ def test_doctor_prints_the_plan_or_why_there_is_none(capsys: pytest.CaptureFixtu
     assert "--deterministic does not work with weights in fewer than 16 bits" in capsys.readouterr().err
     assert main([*plan, "--tensor-parallel-size", "2"]) == 2
     assert "leave --tensor-parallel-size out" in capsys.readouterr().err
+
+
+def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms() -> None:
+    """Nor on whether prompts are scored; and no GEMM is PyTorch's."""
+    noted = list[str]()
+    launched = set[str]()
+    with pretended_gpu(noted.append):
+        model = load_case(Case("llama-3-8b", "bf16"))
+        sizes = {"max_tokens": 512, "max_rows": 64, "num_slots": 1, "max_blocks": 64, "max_model_len": 1024}
+        batch, cache = Batch.allocate(**sizes, device=model.device), model.allocate_kv_cache(64, 16)
+        runner = Runner(model, deterministic=True)
+        for tokens, rows, kind in [
+            *((rows, rows, "decoding") for rows in (1, 2, 8, 17, 64)),
+            *((tokens, min(tokens, 64), kind) for tokens in (16, 80, 512) for kind in ("", "scoring")),
+        ]:
+            noted.clear()
+            runner.forward(batch, cache, tokens, rows, **({kind: True} if kind else {}))
+            launched |= {strip_tile(line) for line in noted}
+    names = {re.sub(r"[(<].*", "", line) for line in launched}
+    per_token = {"rms_norm._norm", "rotary._rotate_and_store", "activation._activate"}
+    sampler = {"find_places", "list_allowed_tokens", "sample_rows"}
+    invariant = {"gemm.invariant._multiply", "attention.invariant._attend_chunks", "attention.plan._plan"}
+    assert names == per_token | sampler | invariant
+    for name in ("attention.invariant", "activation", "rotary", "sample_rows", "gemm.invariant"):
+        assert len([line for line in launched if line.startswith(name)]) == 1, name
+
+
+def strip_tile(line: str) -> str:
+    """Leave out what may follow a step's size: the tile of a GEMM, and whether a kernel overlaps the one before it."""
+    line = re.sub(r"PDL=\w+, ", "", line)
+    if line.startswith("gemm.invariant"):
+        return re.sub(r"(BLOCK_[MN]|HAS_TWO|num_stages)=\w+(, )?", "", line)
+    return line
