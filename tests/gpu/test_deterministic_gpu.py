@@ -139,9 +139,15 @@ def test_bits_do_not_depend_on_drafts(folder: Path, alone: dict[str, list[Answer
         assert llm.stats()["accepted_tokens"] > 0
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
-def test_bits_of_models_with_biases_and_head_norms_depend_on_nothing_else(folder: Path, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("qwen2", {}), ("qwen3", {}), ("llama", {"quantization": "fp8"})],
+    ids=["biases", "head-norms", "fp8"],
+)
+def test_bits_of_other_models_and_formats_depend_on_nothing_else(
+    folder: Path, family: str, options: dict[str, Any]
+) -> None:
     prompts = make_prompts()[-9:]
-    with load(folder, 128, family) as llm:
+    with load(folder, 128, family, **options) as llm:
         expected = answer_alone(llm, prompts, PARAMS["scored"])
         assert answer(llm, prompts, PARAMS["scored"]) == expected

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from attention_batch import Rows
+from blink.formats.fp8 import quantize_fp8
+from blink.formats.packed import pack, unpack
 from blink.kernels.batch import Batch, Header
 from blink.kernels.cpu import attention as cpu
 from blink.kernels.layer_cache import LayerCache
@@ -74,6 +76,27 @@ def test_a_row_of_a_gemm_is_the_row_alone(
         monkeypatch.setattr(gemm, "_ENOUGH", enough)
         for first, end in ((0, 2), (3, 19), (7, 39), (0, 65), (50, 147), (0, 150)):
             same_bits(gemm.multiply(x[first:end].contiguous(), weight, given), whole[first:end])
+
+
+@pytest.mark.parametrize(("outputs", "size"), [(96, 256), (48, 128), (4096, 1024)])
+def test_a_row_of_a_gemm_in_fp8_is_the_row_alone(
+    device: torch.device, outputs: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if IS_INTERPRETED and outputs > 1000:
+        pytest.skip("a shape more that takes Triton's interpreter seconds")
+    torch.manual_seed(size)
+    x = torch.randn(70, size).to(DTYPE).to(device)
+    weight = pack([quantize_fp8(torch.randn(outputs, size, device=device))])
+    bias = torch.randn(outputs).to(DTYPE).to(device)
+    whole = gemm.multiply_fp8(x, weight, bias)
+    exact = unpack(weight).dequantize(torch.float32)
+    torch.testing.assert_close(
+        whole.float(), x.float() @ exact.T + bias.float(), rtol=TOLERANCE, atol=TOLERANCE * size**0.5
+    )
+    for enough in (1, 1 << 30):
+        monkeypatch.setattr(gemm, "_ENOUGH", enough)
+        for first, end in ((5, 6), (3, 19), (7, 39), (0, 65), (0, 70)):
+            same_bits(gemm.multiply_fp8(x[first:end].contiguous(), weight, bias), whole[first:end])
 
 
 class Sequence:

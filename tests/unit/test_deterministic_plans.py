@@ -71,15 +71,24 @@ def test_the_sampler_cuts_rows_alike_whatever_their_number(group: sampling.Group
 
 
 @pytest.mark.parametrize(("rows", "outputs"), [(16, 4096), (32, 4096), (4096, 4096), (128, 512)])
-def test_gemms_of_all_tiles_are_made_of_one_instruction(rows: int, outputs: int) -> None:
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_gemms_of_all_tiles_are_made_of_one_instruction(rows: int, outputs: int, is_fp8: bool) -> None:
     """Among them are no warpgroup MMAs, which a larger tile of four warps would get on Hopper."""
     with supposing("h200"):
         tile = gemm.choose_tile(rows, outputs)
     kernel: Any = vars(gemm)["_multiply"]
-    flags = {"HAS_BIAS": False, "HAS_TWO": tile.parts == 2, "NEIGHBOURS": 16, "PDL": True}
+    flags = {
+        "IS_FP8": is_fp8,
+        "FAST": True,
+        "HAS_BIAS": False,
+        "HAS_TWO": tile.parts == 2,
+        "NEIGHBOURS": 16,
+        "PDL": True,
+    }
     constants = {**flags, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": 128}
     types = dict.fromkeys(("x", "weight", "bias", "result"), "*bf16") | dict.fromkeys(constants, "constexpr")
     types |= dict.fromkeys(("rows", "outputs", "size"), "i32")
+    types |= {"weight": "*fp8e4nv", "scales": "*fp32"} if is_fp8 else {"scales": "*bf16"}
     aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("x", "weight", "result", "size")}
     source = ASTSource(kernel, types, constants, aligned)
     code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": tile.stages})
@@ -97,8 +106,7 @@ def test_gemms_of_all_tiles_are_made_of_one_instruction(rows: int, outputs: int)
         ({"spec": spec_of(MoeMlp(experts=8, size=48, router=Router(top_k=2)))}, "mixtures of experts"),
         ({"spec": spec_of(DenseMlp(size=1024, biases=True))}, "biases"),
         ({"spec": spec_of(), "kv_dtype": "float8_e4m3fn"}, "a KV cache in float8_e4m3fn"),
-        ({"spec": spec_of(), "fp8": True}, "weights in fewer than 16 bits"),
-        ({"spec": spec_of(), "gguf": True}, "weights in fewer than 16 bits"),
+        ({"spec": spec_of(), "gguf": True}, "weights in other formats than bfloat16 and FP8 with a scale for each row"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -119,19 +127,28 @@ def test_doctor_prints_the_plan_or_why_there_is_none(capsys: pytest.CaptureFixtu
     shown = capsys.readouterr().out
     assert "    attend   attention in chunks of one size 16 x 32, chunks of 256 keys (by rule)\n" in shown
     assert "cuBLAS" not in shown
-    assert main([*plan, "--quantization", "fp8"]) == 2
-    assert "--deterministic does not work with weights in fewer than 16 bits" in capsys.readouterr().err
+    assert main([*plan, "--quantization", "fp8"]) == 0
+    assert "GEMM in one order of FP8" in capsys.readouterr().out
+    assert main([*plan, "--kv-cache-dtype", "fp8"]) == 2
+    assert "--deterministic does not work with a KV cache in float8_e4m3fn" in capsys.readouterr().err
     assert main([*plan, "--tensor-parallel-size", "2"]) == 2
     assert "leave --tensor-parallel-size out" in capsys.readouterr().err
 
 
-def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms() -> None:
+@pytest.mark.parametrize("form", ["bf16", "fp8"])
+def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form: str) -> None:
     """Nor on whether prompts are scored; and no GEMM is PyTorch's."""
     noted = list[str]()
     launched = set[str]()
     with pretended_gpu(noted.append):
-        model = load_case(Case("llama-3-8b", "bf16"))
-        sizes = {"max_tokens": 512, "max_rows": 64, "num_slots": 1, "max_blocks": 64, "max_model_len": 1024}
+        model = load_case(Case("llama-3-8b", form))
+        sizes: dict[str, Any] = {
+            "max_tokens": 512,
+            "max_rows": 64,
+            "num_slots": 1,
+            "max_blocks": 64,
+            "max_model_len": 1024,
+        }
         batch, cache = Batch.allocate(**sizes, device=model.device), model.allocate_kv_cache(64, 16)
         runner = Runner(model, deterministic=True)
         for tokens, rows, kind in [

@@ -16,6 +16,7 @@ from blink import __version__
 from blink.config import EngineConfig, ModelConfig
 from blink.errors import ConfigError
 from blink.formats.layouts import Layout, Matrix
+from blink.formats.schemes import FP8_ROW
 from blink.models.decoder import Decoder
 from blink.models.spec import ModelSpec
 from blink.models.weights.files import hash_file, resolve_model
@@ -124,7 +125,9 @@ def _about_gpu(sites: ModelSites) -> Mapping[str, bool]:
         **dict.fromkeys(sorted(options), True),
         f"activations in {sites.dtype}": sites.dtype != "bfloat16",
         f"a KV cache in {sites.kv_dtype}": sites.kv_dtype != sites.dtype,
-        "weights in fewer than 16 bits": any(one.layout is not Layout.ROWS for one in _list(sites)),
+        "weights in other formats than bfloat16 and FP8 with a scale for each row": any(
+            one.layout is not Layout.ROWS and one.encoding != FP8_ROW for one in _list(sites)
+        ),
     }
 
 

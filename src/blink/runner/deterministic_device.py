@@ -21,7 +21,11 @@ ATTENTION = "attention in chunks of one size"
 class DeterministicDevice(GpuDevice):
     """Lists them: one for each operation, for all sizes of step. Norms are kernels of their own."""
 
-    matmuls: Mapping[Layout, tuple[Matmul, ...]] = {Layout.ROWS: (gemm.MATMUL,), Layout.UNITS: (), Layout.GGUF: ()}
+    matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
+        Layout.ROWS: (gemm.MATMUL,),
+        Layout.UNITS: (gemm.FP8_MATMUL,),
+        Layout.GGUF: (),
+    }
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {}
 
     @property
