@@ -36,6 +36,7 @@ from blink.kernels.gpu.attention.work import (
     ItemHeads,
     Tile,
 )
+from blink.kernels.gpu.pdl import overlap, start_pdl
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import AttentionOptions
 
@@ -110,6 +111,7 @@ def paged_attention(query: Tensor, cache: LayerCache, plan: GpuAttentionPlan, op
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
+        **overlap(query, num_tokens),
     )
     return result
 
@@ -119,8 +121,11 @@ def _attend_chunks(
     query, kv_cache, values_offset, block_tables, table_stride, items, counters, partials, lses, result, scale,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK_KEYS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
+    """Attend with a tile's queries to one chunk of keys, or to all chunks."""
+    if PDL:
+        start_pdl()
     head = tl.program_id(0)
     item = items + tl.program_id(1) * ITEM_WORDS
     num_queries = tl.load(item + NUM_QUERIES)
