@@ -115,7 +115,8 @@ def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile,
     (num_tokens, num_rows), (kv_heads, group, head_dim, window) = size, heads
     # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
     spread = triton.cdiv(tile.num_programs, kv_heads)
-    max_items, max_partials, fixed = max_tiles + spread, 2 * spread, dict[str, int]()
+    max_items, max_partials = max_tiles + spread, 2 * spread
+    fixed: dict[str, int] = {}
     if tile.fixed_chunks:
         fixed = {"FIXED_CHUNK": tile.min_chunk, "MAX_SPLIT_TILES": spread}
         spread = min(_MAX_FIXED_CHUNKS, max_tiles * triton.cdiv(batch.tokens.shape[1], tile.min_chunk))
