@@ -20,7 +20,13 @@ _MAX_NUM_SEQS: int = EngineConfig.__dataclass_fields__["max_num_seqs"].default
 
 
 def make_config(
-    model: ModelConfig, *, device: str, num_blocks: int, max_num_seqs: int = _MAX_NUM_SEQS, ranks: int = 1
+    model: ModelConfig,
+    *,
+    device: str,
+    num_blocks: int,
+    max_num_seqs: int = _MAX_NUM_SEQS,
+    ranks: int = 1,
+    deterministic: bool = False,
 ) -> EngineConfig:
     """Return the configuration of an engine without a prefix cache, whose decoding steps no prefill preempts.
 
@@ -33,6 +39,7 @@ def make_config(
         num_gpu_blocks_override=num_blocks,
         max_num_seqs=max_num_seqs,
         tensor_parallel_size=ranks,
+        deterministic=deterministic,
         enable_prefix_caching=False,
         overtake_share=0.0,
     )

@@ -179,11 +179,12 @@ def make_model(options: argparse.Namespace) -> ModelConfig:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, default=1, help="as the server's option")
+    parser.add_argument("--deterministic", action="store_true", help="as the server's option")
     options = parser.parse_args()
     spec, model = read_spec(options.model), make_model(options)
     sizes = {"num_blocks": options.num_blocks, "max_num_seqs": options.max_num_seqs}
     sizes["ranks"] = options.tensor_parallel_size
-    with run_engine(model, device=options.device, **sizes) as (client, region):
+    with run_engine(model, device=options.device, deterministic=options.deterministic, **sizes) as (client, region):
         run_batch(client, 1, options)
         results = {rows: measure(client, region, spec, rows, options) for rows in options.rows}
     report(results, options)

@@ -14,6 +14,7 @@ TESTS = tuple(
         "gguf_experts",
         "gguf_matmul",
         "host_blocks",
+        "invariant_kernels",
         "latent_gpu",
         "layer_inputs",
         "lora_update",

@@ -57,7 +57,7 @@ def test_vllm_s_variable_is_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_weights_keep_the_guarantee_and_tell_their_own_fingerprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blink.engine.cpu.check_deterministic", lambda _: None)  # weights of a GGUF file are large
+    monkeypatch.setattr("blink.engine.determinism.check_deterministic", lambda *_: None)
     first, other = (
         ModelConfig(model=str(write_tiny_model(tmp_path / name)), load_format="dummy", max_model_len=128)
         for name in "ab"
@@ -72,7 +72,7 @@ def test_other_weights_keep_the_guarantee_and_tell_their_own_fingerprint(
     try:
         assert bytes(region.header["fingerprint"]).decode() == find_fingerprint(first, 16)
         engine.load_weights(engine.open_weights(other, ()))
-        assert vars(engine)["_runner"].by_token
+        assert vars(engine)["_runner"].deterministic
         told = bytes(region.header["fingerprint"]).decode()
         assert told == find_fingerprint(other, 16) != find_fingerprint(first, 16)
     finally:

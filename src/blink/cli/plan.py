@@ -37,6 +37,7 @@ class PlanConfig:
     block_size: int = _same(EngineConfig, "block_size")
     tensor_parallel_size: int = _same(EngineConfig, "tensor_parallel_size")
     speculative_config: str = _same(EngineConfig, "speculative_config")
+    deterministic: bool = _same(EngineConfig, "deterministic")
 
     def take_part(self, spec: ModelSpec) -> ModelSpec:
         """Return what the first of the ranks has of a model; all of it where there is one, or as few as it fits.
@@ -63,6 +64,7 @@ def print_plan(model: str, config: PlanConfig) -> None:
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         tensor_parallel_size=config.tensor_parallel_size,
+        deterministic=config.deterministic,
     )
     print(_show(engine, config.gpu), end="")
 

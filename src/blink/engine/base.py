@@ -21,6 +21,7 @@ from blink.engine.adapters import MakeAdapters, make_host_adapters, make_stores,
 from blink.engine.cache_size import CacheShape, CacheSize
 from blink.engine.conclusion import conclude
 from blink.engine.costs import first_layer, measure_costs
+from blink.engine.determinism import make_runner
 from blink.engine.geometry import (
     build_geometry,
     count_slots,
@@ -65,6 +66,7 @@ class Engine(ABC):
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
     captures_larger: ClassVar[bool] = False  # whether steps with adapters, or with guesses, have graphs of their own
     make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
+    _num_snapshots = 0  # until the KV cache is sized
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
@@ -74,7 +76,6 @@ class Engine(ABC):
         """
         has_step_tokens = config.max_num_batched_tokens > 0
         config = self._config = self._complete(config)
-        self._num_snapshots = 0
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
         self._model, spec = self._runner.model, self._runner.model.spec
@@ -119,7 +120,7 @@ class Engine(ABC):
         self._log_memory(size)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
-        return Runner(load_model(config.model, device, dtype))
+        return make_runner(load_model(config.model, device, dtype), config)
 
     @property
     def _ranks(self) -> Sequence[Decoder]:
@@ -238,12 +239,9 @@ class Engine(ABC):
 
     def _fill_costs(self) -> None:
         """Measure what steps take, and give the scheduler its table."""
+        num_layers = self._model.spec.num_layers
         costs = measure_costs(
-            self._geometry,
-            self._batch,
-            self._time_step,
-            num_layers=self._model.spec.num_layers,
-            budget=self.cost_seconds,
+            self._geometry, self._batch, self._time_step, num_layers=num_layers, budget=self.cost_seconds
         )
         self._array("costs", torch.uint8).copy_(torch.from_numpy(costs.view("u1")))
         self._num_segments: list[int] = costs["num_segments"].tolist()

@@ -18,7 +18,7 @@ from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import check_deterministic, find_fingerprint, is_deterministic
+from blink.engine.determinism import check_one_rank, is_deterministic, make_runner, write_fingerprint
 from blink.engine.guessing import add_drafter
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
@@ -40,7 +40,6 @@ from blink.region.layout import CONSTANTS, StepKind
 from blink.region.native import lib
 from blink.region.tensor_stream import TensorEntry
 from blink.runner.run import Runner
-from blink.runner.sites import sites_of
 from blink.runner.stream import Stream
 from blink.speculation import check_ranks
 
@@ -69,7 +68,7 @@ class CpuEngine(Engine):
         self._followers: Followers | None = None
         try:
             super().__init__(config, torch.device("cpu"))
-            self._write_fingerprint(self._config.model)
+            write_fingerprint(self._region, self._config, self._config.model, self._model.device)
             self._fill_costs()
             self._host = self._allocate_host(self._model)
             self._control = ModelControl(self._region, self, self._config, self._model.device)
@@ -80,8 +79,7 @@ class CpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         size = config.tensor_parallel_size
-        if is_deterministic(config) and size > 1:
-            raise ConfigError("--deterministic works with one rank")
+        check_one_rank(config, size)
         check_ranks(config.speculation, size)
         check_rounding(config)
         if size == 1:
@@ -92,17 +90,10 @@ class CpuEngine(Engine):
 
     def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
         """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
-        runner = Runner(model)
+        runner = make_runner(model, config)
         add_drafter(runner, config)
         runner.rounding = find_rounding(config)
-        if is_deterministic(config):
-            check_deterministic(sites_of(model, config.block_size))
-            runner.by_token = True
         return runner
-
-    def _write_fingerprint(self, model: ModelConfig) -> None:
-        if is_deterministic(self._config):
-            self._region.header["fingerprint"] = find_fingerprint(model, self._config.block_size).encode()
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         if self._followers is not None:
@@ -182,7 +173,7 @@ class CpuEngine(Engine):
         self.free_weights()
         self._runner = self._make_runner(source.load(), replace(self._config, model=source.config))
         self._model = self._runner.model
-        self._write_fingerprint(source.config)
+        write_fingerprint(self._region, self._config, source.config, self._model.device)
 
     def free_weights(self) -> None:
         """Free the weights."""

@@ -20,7 +20,7 @@ from blink.engine import gpu_weights
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import refuse_on_gpu
+from blink.engine.determinism import check_one_rank, make_runner, refuse_on_gpu, write_fingerprint
 from blink.engine.device_leave import without_scheduler
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
@@ -74,6 +74,7 @@ class GpuEngine(Engine):
         device = torch.device("cuda", torch.cuda.current_device())
         self._parts = gpu_weights.reserve_parts(device)
         super().__init__(config, device)
+        write_fingerprint(self._region, self._config, self._config.model, self._model.device)
         for follower, store in zip(self._followers, self._stores[1:], strict=False):
             follower.runner.adapters = store
         self._host = self._allocate_host()
@@ -116,11 +117,12 @@ class GpuEngine(Engine):
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         check_ranks(config.speculation, config.tensor_parallel_size)
+        check_one_rank(config, config.tensor_parallel_size)
         if config.tensor_parallel_size == 1:
             if self._parts is None:
                 runner = super()._load(config, device, dtype)
             else:
-                runner = Runner(open_model(config.model, device, dtype).load(self._parts.weights.place))
+                runner = make_runner(open_model(config.model, device, dtype).load(self._parts.weights.place), config)
             add_drafter(runner, config, count_rows(config))
             return runner
         self._group = GpuGroup(config, device, dtype)

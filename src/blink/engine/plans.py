@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from blink.config import EngineConfig
+from blink.engine.determinism import check_deterministic, check_one_rank, is_deterministic
 from blink.engine.geometry import decode_graphs, mixed_graphs
 from blink.engine.gpu import GpuEngine
 from blink.engine.rank_fit import describe_part
@@ -14,9 +15,10 @@ from blink.kernels.gpu.device import gpu_name, supposing
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import read_spec
 from blink.plan.site import Bucket
+from blink.runner.deterministic_device import DeterministicDevice
 from blink.runner.gpu_device import GpuDevice
 from blink.runner.planner import plan_model
-from blink.runner.sites import expected_sites
+from blink.runner.sites import ModelSites, expected_sites
 
 
 def describe_plan(config: EngineConfig, gpu: str = "") -> str:
@@ -43,7 +45,15 @@ def _describe(config: EngineConfig) -> str:
         kv_dtype="bfloat16" if config.model.kv_cache_dtype == "auto" else "float8_e4m3fn",
     )
     title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers" + (f", {describe_part(spec)}" if size > 1 else "")
-    return f"{title}\n{plan_model(GpuDevice(), sites, list_buckets(config)).show()}"
+    return f"{title}\n{plan_model(_find_device(config, sites), sites, list_buckets(config)).show()}"
+
+
+def _find_device(config: EngineConfig, sites: ModelSites) -> GpuDevice:
+    if not is_deterministic(config):
+        return GpuDevice()
+    check_one_rank(config, config.tensor_parallel_size)
+    check_deterministic(sites, "cuda")
+    return DeterministicDevice()
 
 
 def list_buckets(config: EngineConfig) -> Iterator[Bucket]:

@@ -36,22 +36,27 @@ def plan_attention(
     cache: LayerCache,
     dtype: torch.dtype | None = None,
     *,
-    by_token: bool = False,
+    deterministic: bool = False,
 ) -> AttentionPlan:
     """Prepare the attention of one step of num_tokens tokens and num_rows rows, padding included.
 
     attentions: the different ones of all layers, of the same heads; cache: any layer's; dtype: of the queries, None:
-    the cache's; by_token: tokens of prompts attend one by one, which the CPU's kernels can.
+    the cache's; deterministic: a token has the same bits in any step, on a CPU as tokens of prompts attend one by one.
     """
     dtype = dtype or cache.dtype
     if cache.device.type == "cuda":
-        from blink.kernels.gpu.attention import paged, plan
+        from blink.kernels.gpu.attention import invariant, paged, plan
 
+        if deterministic:
+            same = invariant.plan_attention(batch, num_tokens, num_rows, attentions, cache)
+            return AttentionPlan(
+                num_tokens, lambda query, cache, options: invariant.paged_attention(query, cache, same, options)
+            )
         planned = plan.plan_attention(batch, num_tokens, num_rows, attentions, cache, dtype)
         return AttentionPlan(
             num_tokens, lambda query, cache, options: paged.paged_attention(query, cache, planned, options)
         )
-    groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype, by_token=by_token)
+    groups = cpu.plan_attention(batch, num_tokens, cache.block_size, dtype, by_token=deterministic)
     return AttentionPlan(num_tokens, lambda query, cache, options: cpu.paged_attention(query, cache, groups, options))
 
 

@@ -95,8 +95,8 @@ def _plan_shapes(step: Step) -> dict[tuple[int, int, int], AttentionPlan]:
         if mixer is not None and mixer.latent is None and mixer.shape not in found:
             alike = [one for one in model.attentions if one.shape == mixer.shape]
             sizes = step.bucket.tokens, step.bucket.rows
-            cache, by_token = step.kv_cache[index], step.by_token
-            found[mixer.shape] = plan_attention(step.batch, *sizes, alike, cache, model.dtype, by_token=by_token)
+            cache, same = step.kv_cache[index], step.deterministic
+            found[mixer.shape] = plan_attention(step.batch, *sizes, alike, cache, model.dtype, deterministic=same)
     return found
 
 

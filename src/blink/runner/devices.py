@@ -69,10 +69,10 @@ class DeviceCode(Protocol):
 
 
 @functools.cache
-def code_of(device: torch.device) -> DeviceCode:
-    """Return what runs the plans of a device."""
+def code_of(device: torch.device, *, deterministic: bool = False) -> DeviceCode:
+    """Return what runs the plans of a device; deterministic: by kernels that give a token the same bits in any step."""
     if device.type == "cuda":
         from blink.runner.gpu_code import GpuCode
 
-        return GpuCode()
+        return GpuCode(deterministic=deterministic)
     return CpuCode()

@@ -17,6 +17,7 @@ from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
+from blink.runner.deterministic_device import DeterministicDevice
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
@@ -49,8 +50,9 @@ def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
 class GpuCode:
     """Runs them."""
 
-    def __init__(self) -> None:
-        self.device = GpuDevice()
+    def __init__(self, *, deterministic: bool = False) -> None:
+        """Run them by all kernels, or by those that give a token the same bits in any step."""
+        self.device = DeterministicDevice() if deterministic else GpuDevice()
         mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
         experts = MixtureKernels(mixtures, choose_experts, choose_of_rows, add_shared)
         self.kernels = Kernels.of(self.device, experts, latent.KERNELS)

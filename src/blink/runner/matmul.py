@@ -8,14 +8,17 @@ from torch import Tensor
 from blink.formats.base import Weight, matrix_of
 from blink.kernels.activation import activate
 from blink.kernels.operands import Activation
-from blink.runner.devices import code_of
+from blink.runner.devices import DeviceCode, code_of
 from blink.runner.planner import choose_gated, choose_matmul
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias; x: contiguous [rows, in]; weight: [out, in], as pack_weight returned it."""
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, code: DeviceCode | None = None) -> Tensor:
+    """Return x @ weight.T + bias; x: contiguous [rows, in]; weight: [out, in], as pack_weight returned it.
+
+    code: whose kernels are chosen from; None: all of x's device.
+    """
     assert x.shape[-1] == weight.shape[1]
-    code = code_of(x.device)
+    code = code or code_of(x.device)
     choice = choose_matmul(code.device, matrix_of(weight), x.shape[0])
     return code.kernels.matmuls[choice.kernel].multiply(x, weight, bias)
 

@@ -38,15 +38,18 @@ from blink.runner.stream import Stream, Then
 class Runner:
     """Runs a model's steps. They write the KV cache and the batch's outputs and keep no other state."""
 
-    def __init__(self, model: Decoder, ranks: Ranks = ONE_RANK) -> None:
-        """Run a model, or one rank's part of it; only the first rank writes the batch's outputs."""
+    def __init__(self, model: Decoder, ranks: Ranks = ONE_RANK, *, deterministic: bool = False) -> None:
+        """Run a model, or one rank's part of it; only the first rank writes the batch's outputs.
+
+        deterministic: a token has the same bits with any other tokens in its step, and in any chunk of its prompt.
+        """
         self.model = model
         self._ranks = ranks
         self.adapters: Adapters | None = None
         self.drafter: Drafter | None = None
-        self.by_token = False  # whether tokens of prompts attend one by one: with the same bits in any chunk
+        self.deterministic = deterministic
         self.rounding = EXACT  # what GEMMs on a CPU may round
-        self._code: DeviceCode = code_of(model.device)
+        self._code: DeviceCode = code_of(model.device, deterministic=deterministic)
         # No cache of a method: it would be a circle, and keep the weights until the collector finds it.
         self._plans: dict[tuple[Bucket, int, bool], StepPlan] = {}
         self._sites: dict[int, ModelSites] = {}  # by the KV cache's block size
@@ -167,7 +170,8 @@ class Runner:
         first_prompt = int(batch.header[Header.NUM_DECODE_ROWS]) if self.rounding.prompts else 0
         begin_step(self.rounding, bucket.tokens, first_prompt)
         updates = self.adapters.find(batch, bucket) if self.adapters is not None else None
-        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, self._ranks, updates, self.by_token)
+        rest = self._ranks, updates, self.deterministic
+        return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, *rest)
 
     def _begin(self, step: Step) -> Stream:
         """Begin with the embeddings. Snapshots are loaded before: see kernels/gpu/recurrent/decode.py."""
@@ -208,7 +212,7 @@ class Runner:
 
     def _sample(self, logits: Tensor, batch: Batch, num_rows: int) -> None:
         if self._writes:
-            sample(logits, batch, num_rows)
+            sample(logits, batch, num_rows, deterministic=self.deterministic)
 
     @property
     def _all_layers(self) -> range:
@@ -251,4 +255,4 @@ class Runner:
         return self.model.layers[index + 1].attention_norm, step.plan.layers[index + 1].qkv.reads
 
     def _compute_head(self, hidden: Tensor) -> Tensor:
-        return cap_logits(self.model.spec, self._ranks.join(linear(hidden, self.model.lm_head)))
+        return cap_logits(self.model.spec, self._ranks.join(linear(hidden, self.model.lm_head, code=self._code)))

@@ -68,7 +68,7 @@ class Step:
     kv_cache: KvCache
     ranks: Ranks
     updates: StepUpdates | None = None  # of tokens that have adapters
-    by_token: bool = False  # whether tokens of prompts attend one by one
+    deterministic: bool = False  # whether a token has the same bits in any step
 
     @property
     def num_tokens(self) -> Tensor:

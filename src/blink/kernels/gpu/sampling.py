@@ -37,7 +37,9 @@ def find_group() -> Group:
     return Group.CLUSTER if has_clusters() else Group.BLOCK
 
 
-def sample(logits: Tensor, batch: Batch, num_rows: int, group: Group | None = None) -> None:
+def sample(
+    logits: Tensor, batch: Batch, num_rows: int, group: Group | None = None, *, deterministic: bool = False
+) -> None:
     """Compute sample; logits: [num_rows, vocab], rows contiguous; group: None: find_group()."""
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1 and batch.params.is_contiguous()
     group = group or find_group()
@@ -72,7 +74,7 @@ def sample(logits: Tensor, batch: Batch, num_rows: int, group: Group | None = No
         max_model_len=max_model_len,
         change_words=change_words,
     )
-    threads, kernel = _describe_kernel(logits, group)
+    threads, kernel = describe_kernel(logits, group, deterministic=deterministic)
     staged_bytes = part_size * logits.element_size() if group is Group.CLUSTER else 0
     launch(
         compile_kernel(kernel, "sampler/sample.cu"),
@@ -85,14 +87,14 @@ def sample(logits: Tensor, batch: Batch, num_rows: int, group: Group | None = No
     )
 
 
-def _describe_kernel(logits: Tensor, group: Group) -> tuple[int, str]:
-    """Return the threads of a block, and the kernel's name."""
+def describe_kernel(logits: Tensor, group: Group, *, deterministic: bool) -> tuple[int, str]:
+    """Return the threads of a block, by which sums are cut, and the kernel's name."""
     if group is Group.CLUSTER:
         few, threads, blocks_of_sm = _CLUSTERS, _CLUSTER_THREADS, _CLUSTER_BLOCKS_OF_SM
     else:
         few = count_processors()
         threads, blocks_of_sm = _BLOCK_THREADS, _BLOCKS_OF_SM
-    if logits.shape[0] <= few:
+    if logits.shape[0] <= few and not deterministic:
         threads, blocks_of_sm = _MOST_THREADS, 1
     is_aligned = logits.data_ptr() % 16 == 0 and logits.stride(0) % 4 == 0 and logits.shape[1] % 4 == 0
     of_group = f"blink::{group.value}<{threads}>, {_TYPES[logits.dtype]}"

@@ -149,7 +149,7 @@ def _attend(
     heads = tl.load(query + offsets, mask=inside, other=0.0)
     first_key = _skip_unseen(first_key, first_position, WINDOW, CHUNK)
     best, total = _begin(sinks + head * GROUP + pairs % GROUP, is_pair, partial == first_partial, HAS_SINKS, BLOCK_M)
-    attended, lse = _attend_keys(
+    attended, lse = attend_keys(
         heads, kv_cache + head * HEAD_DIM, values_offset, block_tables + slot.to(tl.int64) * table_stride, scale,
         first_position + pairs // GROUP, first_key, end_key, best, total, softcap, value_scale,
         WINDOW, CHUNK, HAS_SOFTCAP, KV_HEADS * HEAD_DIM, HEAD_DIM, BLOCK_SIZE, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION,
@@ -209,7 +209,7 @@ def _begin(sinks, is_pair, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.conste
 
 
 @triton.jit
-def _attend_keys(
+def attend_keys(
     heads, keys, values_offset, table, scale, positions, first_key, end_key, best, total, softcap, value_scale,
     WINDOW: tl.constexpr, CHUNK: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# pyright: reportCallIssue=false, reportMissingParameterType=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """The work of one step's attention, planned on the GPU once per step: which tiles of queries meet which chunks of keys.
 
 A tile is a few consecutive queries of one row, with all query heads that share a KV head. Where tiles alone would leave
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from blink.models.layers import Attention
 
 _ITEMS_PER_PROGRAM = 16
+_MAX_FIXED_CHUNKS = 512  # whose partial results there is room for: 32 MiB with 8 KV heads of 128
 _PROMPT_PAIRS = 4096  # of query and query head, from which on the kernel of prompts is quicker
 
 
@@ -115,6 +116,11 @@ def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile,
     # Chunks are so long that cutting adds at most `spread` items, and that at most twice as many belong to cut tiles.
     spread = triton.cdiv(tile.num_programs, kv_heads)
     max_items, max_partials = max_tiles + spread, 2 * spread
+    fixed: dict[str, int] = {}
+    if tile.fixed_chunks:
+        fixed = {"FIXED_CHUNK": tile.min_chunk, "MAX_SPLIT_TILES": spread}
+        spread = min(_MAX_FIXED_CHUNKS, max_tiles * triton.cdiv(batch.tokens.shape[1], tile.min_chunk))
+        max_items, max_partials = max(max_tiles, spread), spread
     device = batch.header.device
     items = torch.empty(max_items, ITEM_WORDS.value, dtype=torch.int32, device=device)
     counters = torch.empty(max_partials, kv_heads, dtype=torch.int32, device=device)
@@ -140,12 +146,14 @@ def plan_span(batch: Batch, size: tuple[int, int], heads: ItemHeads, tile: Tile,
         KV_HEADS=kv_heads,
         BLOCK_HEADS=triton.next_power_of_2(kv_heads),
         num_warps=8,
+        **fixed,
     )
     return WorkList(tile, items, counters, partials, lses)
 
 
 _NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
 _NUM_DECODE_ROWS = tl.constexpr(int(Header.NUM_DECODE_ROWS))
+_ALL_KEYS = tl.constexpr(1 << 30)
 
 
 @triton.jit
@@ -153,9 +161,12 @@ def _plan(
     header, query_starts, context_lens, row_slots, items, counters, num_tokens, max_items, spread,
     SPAN: tl.constexpr, WINDOW: tl.constexpr, TILE_QUERIES: tl.constexpr, MIN_CHUNK: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, KV_HEADS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, FIXED_CHUNK: tl.constexpr = 0, MAX_SPLIT_TILES: tl.constexpr = 0,
 ):  # fmt: skip
-    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding."""
+    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding.
+
+    FIXED_CHUNK: keys of every chunk, or with more tiles or chunks than there is room for all keys; 0: as they fit.
+    """
     num_rows, num_decode = tl.load(header + _NUM_ROWS), tl.load(header + _NUM_DECODE_ROWS)
     first_row, end_row = num_decode if SPAN == 2 else 0, num_decode if SPAN == 1 else num_rows
     # The padding tokens stand where one row more would: without context, their result is zero.
@@ -164,8 +175,13 @@ def _plan(
     num_queries, context = _load_rows(query_starts, context_lens, rows, first_row, end_row, padding_row, num_tokens)
     tiles = tl.cdiv(num_queries, TILE_QUERIES)
     reach = _limit(context, WINDOW, TILE_QUERIES)
-    wanted = tl.sum(tiles.to(tl.int64) * reach)
-    chunk_keys = tl.cdiv(tl.maximum(tl.cdiv(wanted, spread), MIN_CHUNK), BLOCK_N).to(tl.int32) * BLOCK_N
+    if FIXED_CHUNK > 0:
+        fixed = tl.sum(tiles.to(tl.int64) * tl.maximum(tl.cdiv(reach, FIXED_CHUNK), 1))
+        is_split = (tl.sum(tiles) <= MAX_SPLIT_TILES) & (fixed <= spread)
+        chunk_keys = tl.where(is_split, FIXED_CHUNK, _ALL_KEYS)
+    else:
+        wanted = tl.sum(tiles.to(tl.int64) * reach)
+        chunk_keys = tl.cdiv(tl.maximum(tl.cdiv(wanted, spread), MIN_CHUNK), BLOCK_N).to(tl.int32) * BLOCK_N
     chunks = tl.maximum(tl.cdiv(reach, chunk_keys), 1)
     counts = tiles * chunks
     ends = tl.cumsum(counts, 0)

@@ -28,6 +28,7 @@ class Tile:
     num_warps: int
     num_stages: int
     by_warpgroups: bool = False  # prefill.py's kernel
+    fixed_chunks: bool = False  # every chunk has min_chunk keys, or a program all keys of its tile: invariant.py's
     combines: bool = True  # the program whose chunk ends last adds up a tile's partial results; else a kernel does
 
 

@@ -121,7 +121,7 @@ def _quantize_row(x, values, scales, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     place = tl.arange(0, BLOCK)
     start = row.to(tl.int64) * columns
-    value = tl.load(x + start + _column_at(place), mask=place < columns, other=0.0).to(tl.float32)
+    value = tl.load(x + start + column_at(place), mask=place < columns, other=0.0).to(tl.float32)
     scale = _scale_of(tl.max(tl.abs(value), axis=0))
     tl.store(scales + row, scale)
     tl.store(values + start + place, (value / scale).to(values.dtype.element_ty), mask=place < columns)
@@ -146,7 +146,7 @@ def _quantize_groups(x, values, scales, columns, GROUP: tl.constexpr, GROUPS: tl
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     place = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    value = tl.load(x + row * columns + _column_at(place), mask=place < columns, other=0.0).to(tl.float32)
+    value = tl.load(x + row * columns + column_at(place), mask=place < columns, other=0.0).to(tl.float32)
     scale = _scale_of(tl.max(tl.abs(value), axis=1))
     tl.store(scales + group * tl.num_programs(0) + row, scale, mask=group * GROUP < columns)
     rounded = (value / scale[:, None]).to(values.dtype.element_ty)
@@ -160,7 +160,7 @@ def _scale_of(largest):
 
 
 @triton.jit
-def _column_at(place):
+def column_at(place):
     """Return the column whose value lies at a place of a packed row: see csrc/kernels/common/quantized.cuh."""
     return place // 128 * 128 + place // 4 % 8 * 16 + place // 2 % 2 * 8 + place // 32 % 4 * 2 + place % 2
 

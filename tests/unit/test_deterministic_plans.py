@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--deterministic` on a GPU: one kernel for all sizes of step, of one instruction, and refusals by name."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if find_spec("triton") is None:
+    pytest.skip("needs triton: pip offers it for Linux on x86-64 and arm64", allow_module_level=True)
+
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+import blink.models
+from blink.cli.main import main
+from blink.config import EngineConfig
+from blink.engine.determinism import check_deterministic
+from blink.engine.plans import list_buckets
+from blink.errors import ConfigError
+from blink.kernels.batch import Batch
+from blink.kernels.gpu import sampling
+from blink.kernels.gpu.device import supposing
+from blink.kernels.gpu.gemm import invariant as gemm
+from blink.models.mlps import DenseMlp, MoeMlp, Router
+from blink.models.spec import ModelSpec
+from blink.models.weights.source import read_spec
+from blink.plan.execution_plan import NormStyle
+from blink.runner.deterministic_device import DeterministicDevice
+from blink.runner.planner import plan_model
+from blink.runner.run import Runner
+from blink.runner.sites import expected_sites
+from launch_trace import pretended_gpu
+from launch_traces import Case, load_case
+from model_specs import make_attention, make_spec
+
+LLAMA = Path(blink.models.__path__[0]) / "configs" / "llama-3-8b"
+
+
+def spec_of(mlp: Any = None, **options: Any) -> ModelSpec:
+    return make_spec("llama", make_attention(8, 2, 64, **options), mlp or DenseMlp(size=1024), num_layers=2)
+
+
+def test_all_sizes_of_step_have_the_same_kernels() -> None:
+    with supposing("h200"):
+        sites = expected_sites(read_spec(LLAMA), 16)
+        check_deterministic(sites, "cuda")
+        plans = plan_model(DeterministicDevice(), sites, list_buckets(EngineConfig(max_num_batched_tokens=4096))).steps
+    assert len(plans) > 40
+    assert {plan.norms for plan in plans.values()} == {NormStyle.KERNEL}
+    layers = [layer for plan in plans.values() for layer in plan.layers]
+    for name in ("qkv", "attend", "output", "gate_up", "down"):
+        assert len({getattr(layer, name).kernel for layer in layers}) == 1, name
+    assert {plan.head.kernel for plan in plans.values()} == {plans[next(iter(plans))].layers[0].qkv.kernel}
+
+
+@pytest.mark.parametrize("group", sampling.Group)
+def test_the_sampler_cuts_rows_alike_whatever_their_number(group: sampling.Group) -> None:
+    def kernels(*, deterministic: bool) -> set[tuple[int, str]]:
+        many = torch.empty(300, 1024, dtype=torch.bfloat16)
+        counts = (1, 2, 16, 17, 64, 132, 133, 300)
+        return {sampling.describe_kernel(many[:rows], group, deterministic=deterministic) for rows in counts}
+
+    with supposing("h200"):
+        assert len(kernels(deterministic=True)) == 1 < len(kernels(deterministic=False))
+
+
+@pytest.mark.parametrize(("rows", "outputs"), [(16, 4096), (32, 4096), (4096, 4096), (128, 512)])
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_gemms_of_all_tiles_are_made_of_one_instruction(rows: int, outputs: int, is_fp8: bool) -> None:
+    """Among them are no warpgroup MMAs, which a larger tile of four warps would get on Hopper."""
+    with supposing("h200"):
+        tile = gemm.choose_tile(rows, outputs)
+    kernel: Any = vars(gemm)["_multiply"]
+    flags = {
+        "IS_FP8": is_fp8,
+        "FAST": True,
+        "HAS_BIAS": False,
+        "HAS_TWO": tile.parts == 2,
+        "NEIGHBOURS": 16,
+        "PDL": True,
+    }
+    constants = {**flags, "BLOCK_M": tile.rows, "BLOCK_N": tile.outputs, "BLOCK_K": 128}
+    types = dict.fromkeys(("x", "weight", "bias", "result"), "*bf16") | dict.fromkeys(constants, "constexpr")
+    types |= dict.fromkeys(("rows", "outputs", "size"), "i32")
+    types |= {"weight": "*fp8e4nv", "scales": "*fp32"} if is_fp8 else {"scales": "*bf16"}
+    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in ("x", "weight", "result", "size")}
+    source = ASTSource(kernel, types, constants, aligned)
+    code = compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": tile.stages})
+    found = set(re.findall(r"(?:wg)?mma\S*", str(code.asm["ptx"])))
+    assert found == {"mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"spec": spec_of(window=64)}, "window"),
+        ({"spec": spec_of(softcap=30.0)}, "softcap"),
+        ({"spec": spec_of(sinks=True)}, "sinks"),
+        ({"spec": spec_of(qk_norm="all_heads")}, "one norm over all heads"),
+        ({"spec": spec_of(MoeMlp(experts=8, size=48, router=Router(top_k=2)))}, "mixtures of experts"),
+        ({"spec": spec_of(DenseMlp(size=1024, biases=True))}, "biases"),
+        ({"spec": spec_of(), "kv_dtype": "float8_e4m3fn"}, "a KV cache in float8_e4m3fn"),
+        ({"spec": spec_of(), "gguf": True}, "weights in other formats than bfloat16 and FP8 with a scale for each row"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_proved_is_refused_by_name(options: dict[str, Any], reason: str) -> None:
+    sites = expected_sites(options.pop("spec"), 16, **options)
+    with pytest.raises(ConfigError, match=f"--deterministic does not work with {reason}"):
+        check_deterministic(sites, "cuda")
+
+
+@pytest.mark.parametrize("options", [{}, {"qkv_bias": True}, {"qk_norm": "head"}])
+def test_biases_of_projections_and_head_norms_are_taken(options: dict[str, Any]) -> None:
+    check_deterministic(expected_sites(spec_of(**options), 16), "cuda")
+
+
+def test_doctor_prints_the_plan_or_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ["doctor", str(LLAMA), "--plan", "--gpu", "h200", "--max-num-seqs", "4", "--deterministic"]
+    assert main(plan) == 0
+    shown = capsys.readouterr().out
+    assert "    attend   attention in chunks of one size 16 x 32, chunks of 256 keys (by rule)\n" in shown
+    assert "cuBLAS" not in shown
+    assert main([*plan, "--quantization", "fp8"]) == 0
+    assert "GEMM in one order of FP8" in capsys.readouterr().out
+    assert main([*plan, "--kv-cache-dtype", "fp8"]) == 2
+    assert "--deterministic does not work with a KV cache in float8_e4m3fn" in capsys.readouterr().err
+    assert main([*plan, "--tensor-parallel-size", "2"]) == 2
+    assert "leave --tensor-parallel-size out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8"])
+def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form: str) -> None:
+    """Nor on whether prompts are scored; and no GEMM is PyTorch's."""
+    noted = list[str]()
+    launched = set[str]()
+    with pretended_gpu(noted.append):
+        model = load_case(Case("llama-3-8b", form))
+        sizes: dict[str, Any] = {
+            "max_tokens": 512,
+            "max_rows": 64,
+            "num_slots": 1,
+            "max_blocks": 64,
+            "max_model_len": 1024,
+        }
+        batch, cache = Batch.allocate(**sizes, device=model.device), model.allocate_kv_cache(64, 16)
+        runner = Runner(model, deterministic=True)
+        for tokens, rows, kind in [
+            *((rows, rows, "decoding") for rows in (1, 2, 8, 17, 64)),
+            *((tokens, min(tokens, 64), kind) for tokens in (16, 80, 512) for kind in ("", "scoring")),
+        ]:
+            noted.clear()
+            runner.forward(batch, cache, tokens, rows, **({kind: True} if kind else {}))
+            launched |= {strip_tile(line) for line in noted}
+    names = {re.sub(r"[(<].*", "", line) for line in launched}
+    per_token = {"rms_norm._norm", "rotary._rotate_and_store", "activation._activate"}
+    sampler = {"find_places", "list_allowed_tokens", "sample_rows"}
+    invariant = {"gemm.invariant._multiply", "attention.invariant._attend_chunks", "attention.plan._plan"}
+    assert names == per_token | sampler | invariant
+    for name in ("attention.invariant", "activation", "rotary", "sample_rows", "gemm.invariant"):
+        assert len([line for line in launched if line.startswith(name)]) == 1, name
+
+
+def strip_tile(line: str) -> str:
+    """Leave out what may follow a step's size: the tile of a GEMM, and whether a kernel overlaps the one before it."""
+    line = re.sub(r"PDL=\w+, ", "", line)
+    if line.startswith("gemm.invariant"):
+        return re.sub(r"(BLOCK_[MN]|HAS_TWO|num_stages)=\w+(, )?", "", line)
+    return line
