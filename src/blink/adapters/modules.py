@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
+from blink.adapters.expert_modules import list_experts
+from blink.adapters.module import Module
 from blink.errors import ConfigError
 from blink.formats.base import Weight
 from blink.kernels.lora import WeightParts
+from blink.lora_config import EXPERTS_ON_GPU, LATENT_ON_GPU
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.families.base import Family
@@ -19,16 +23,10 @@ from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.layers import LayerSpec
 from blink.models.mlps import DenseMlp
 from blink.models.weights.decoder_loader import list_projections, order_rows
+from blink.models.weights.latent_loader import order_key, order_queries
 
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """A matrix of a checkpoint: some rows of a weight."""
-
-    weight: Weight
-    rows: slice  # of the weight
-    shape: tuple[int, int]  # out and in, as files have them
-    order: Tensor | None  # which of the file's rows are the weight's; None: all, as they are
+_NOT_ON_GPU = "it is served with --device cpu only"
+_ABSORBED = "latent attention has this matrix in its queries and its results, where adapters do not reach it"
 
 
 def find_weights(model: Decoder) -> Mapping[int, WeightParts]:
@@ -39,25 +37,59 @@ def find_weights(model: Decoder) -> Mapping[int, WeightParts]:
     """
     found: dict[int, WeightParts] = {}
     for module in list_modules(model).values():
+        if module.refusal:
+            continue
         known = found.get(id(module.weight))
-        rows = (*(() if known is None else known.rows), module.rows)
-        found[id(module.weight)] = WeightParts((module.weight.shape[0], module.weight.shape[1]), rows)
+        rows = () if known is None else known.rows
+        out, size = module.weight.shape[-2:]
+        added = tuple(part for part in module.parts if part not in rows)
+        found[id(module.weight)] = WeightParts((out, size), (*rows, *added), module.num_experts)
     if not found or model.spec.pooling is not None:
         raise ConfigError("--enable-lora: adapters of this model are not served yet")
     return found
 
 
 def list_modules(model: Decoder) -> Mapping[str, Module]:
-    """Return the modules that adapters may change, by names such as "layers.0.self_attn.q_proj".
+    """Return the modules that adapters may change, by names such as "layers.0.self_attn.q_proj", and refused ones.
 
-    Those of experts, latent attention, recurrent layers, embeddings and the output layer are not among them.
+    Those of recurrent layers, embeddings and the output layer are not among them.
     """
-    family = FAMILIES[model.spec.architecture]
+    family, is_gpu = FAMILIES[model.spec.architecture], model.device.type == "cuda"
     found: dict[str, Module] = {}
     for index, (spec, weights) in enumerate(zip(model.spec.layers, model.layers, strict=True)):
         for name, module in _list_layer(spec, weights, family, model.spec.hidden_size):
             found[f"layers.{index}.{family.tensor_names.get(name, name)}"] = module
+        latent = _list_latent(spec, weights, model.spec.hidden_size)
+        found |= _place(index, latent, _NOT_ON_GPU if is_gpu and not LATENT_ON_GPU else "")
+        experts = list_experts(weights.mlp, family.experts)
+        found |= _place(index, experts, _NOT_ON_GPU if is_gpu and not EXPERTS_ON_GPU else "")
     return found
+
+
+def _place(layer: int, modules: Iterable[tuple[str, Module]], refusal: str) -> dict[str, Module]:
+    """Return a layer's modules by their names in the model; refusal: why none of them is served, if none is."""
+    return {
+        f"layers.{layer}.{name}": replace(module, refusal=refusal) if refusal else module for name, module in modules
+    }
+
+
+def _list_latent(spec: LayerSpec, weights: LayerWeights, hidden: int) -> Iterator[tuple[str, Module]]:
+    mixer = spec.mixer.attention
+    if mixer is None or mixer.latent is None or weights.latent is None:
+        return
+    latent, query, expansion = mixer.latent, weights.latent.query, weights.latent.expansion
+    queries = order_queries(latent, mixer.heads)
+    if query is None:
+        parts, order = {"q_proj": len(queries)}, [queries]
+    else:
+        parts, order = {"q_a_proj": latent.query_rank}, [torch.arange(latent.query_rank)]
+        shape = (len(queries), latent.query_rank)
+        yield "self_attn.q_b_proj", Module(query, slice(0, len(queries)), shape, queries)
+    parts["kv_a_proj_with_mqa"] = latent.kept
+    yield from _split("self_attn", weights.qkv, parts, hidden, [*order, order_key(latent)])
+    yield "self_attn.o_proj", Module(weights.output, slice(0, hidden), (hidden, mixer.out_size), None)
+    rows = mixer.heads * (latent.nope + latent.value)
+    yield "self_attn.kv_b_proj", Module(expansion.keys, slice(0, rows), (rows, latent.rank), None, refusal=_ABSORBED)
 
 
 def _list_layer(spec: LayerSpec, weights: LayerWeights, family: Family, hidden: int) -> Iterator[tuple[str, Module]]:

@@ -10,6 +10,7 @@ from blink.kernels.cpu.guesses import CpuGuesses
 from blink.kernels.cpu.layer_inputs import join_inputs
 from blink.kernels.cpu.router import choose_experts
 from blink.kernels.cpu.snapshots import copy_states
+from blink.kernels.lora import StepUpdates
 from blink.kernels.moe import moe
 from blink.kernels.router import choose_nothing
 from blink.kernels.shared_expert import add_shared_expert
@@ -24,7 +25,14 @@ from blink.runner.stream import Stream
 _ANY_SIZE = Bucket(1, 1, decoding=False)
 
 
-def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
+def mix_experts(
+    x: Tensor,
+    logits: Tensor,
+    mlp: MoeWeights,
+    num_tokens: Tensor,
+    weights: Tensor | None,
+    updates: StepUpdates | None = None,
+) -> Tensor:
     """Return the mixture of experts of rows x [tokens, hidden]."""
     router = mlp.spec.router
     return moe(
@@ -39,6 +47,7 @@ def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, 
         biases=mlp.biases,
         weights=weights,
         first=mlp.first,
+        updates=updates,
     )
 
 

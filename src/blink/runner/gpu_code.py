@@ -13,6 +13,7 @@ from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.moe.router import choose_experts, choose_of_rows
 from blink.kernels.gpu.moe.shared_gate import add_shared
 from blink.kernels.gpu.recurrent import snapshots
+from blink.kernels.lora import StepUpdates
 from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
@@ -25,7 +26,14 @@ from blink.runner.step import Kernels, MixtureKernels, Step
 from blink.runner.stream import Stream
 
 
-def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
+def _place_experts(
+    x: Tensor,
+    logits: Tensor,
+    mlp: MoeWeights,
+    num_tokens: Tensor,
+    weights: Tensor | None,
+    updates: StepUpdates | None,  # noqa: ARG001 - of experts there are none where a plan has this
+) -> Tensor:
     router, experts = mlp.spec.router, (mlp.gate_up, mlp.down)
     return permuted_experts.moe(
         x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize, weights=weights

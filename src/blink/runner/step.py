@@ -24,8 +24,9 @@ from blink.plan.execution_plan import StepPlan
 from blink.plan.site import Bucket
 from blink.runner.planner import Device
 
-# Of rows, logits, an MLP's weights, num_tokens, and what experts' results are multiplied by if logits do not say it.
-MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None"], Tensor]
+# Of rows, logits, an MLP's weights, num_tokens, what experts' results are multiplied by if logits do not say it, and
+# what adapters change.
+MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None", "StepUpdates | None"], Tensor]
 
 
 class MixtureKernels(NamedTuple):
