@@ -15,6 +15,7 @@ TESTS = tuple(
         "host_blocks",
         "latent_gpu",
         "layer_inputs",
+        "lora_experts",
         "lora_update",
         "mamba_gpu",
         "moe",

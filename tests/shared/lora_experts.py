@@ -58,7 +58,12 @@ def write_fused(
         found[f"{layer}.lora_A.weight"] = torch.randn(rank * count, ends[0], generator=draw) * 0.15
         found[f"{layer}.lora_B.weight"] = torch.randn(ends[1], rank * count, generator=draw) * 0.15
     parameters = [f"mlp.experts.{own}" for own in (GATE_UP, DOWN) if only in ("", own)]
-    values: dict[str, Any] = {"target_modules": None, "target_parameters": parameters, "peft_version": version, **config}
+    values: dict[str, Any] = {
+        "target_modules": None,
+        "target_parameters": parameters,
+        "peft_version": version,
+        **config,
+    }
     return write_adapter(folder, {}, seed=seed, rank=rank, tensors=found, **values)
 
 

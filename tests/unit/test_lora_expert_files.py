@@ -89,9 +89,7 @@ def test_the_version_of_peft_says_how_square_matrices_lie(
     version: str, orientation: Orientation, form: str, tmp_path: Path
 ) -> None:
     tensors = fused({OUTER: (6, 6)})
-    found = read(
-        tmp_path, tensors, list_modules(orientation, SQUARE), target_parameters=BOTH[1:], peft_version=version
-    )
+    found = read(tmp_path, tensors, list_modules(orientation, SQUARE), target_parameters=BOTH[1:], peft_version=version)
     torch.testing.assert_close(changes(found, SQUARE), peft(tensors, OUTER, form))
 
 

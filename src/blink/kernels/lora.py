@@ -107,10 +107,7 @@ class GroupedUpdates:
         return result
 
     def add_expert(self, result: Tensor, x: Tensor, weight: ExpertWeights, expert: int, tokens: Tensor) -> Tensor:
-        """Add to result [rows, out] what adapters change of x [rows, in] times an expert's matrix, in place; return it.
-
-        tokens: int64 [rows], the token in the step that each row belongs to.
-        """
+        """Do what kernels/cpu/moe.py's RowUpdates.add_expert() says."""
         for group in self._groups:
             updates = group.updates.get(id(weight), ())
             rows = torch.isin(tokens, group.tokens).nonzero()[:, 0] if updates else tokens

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from blink.kernels.cpu import delta_rule, latent, mamba
@@ -10,7 +12,6 @@ from blink.kernels.cpu.guesses import CpuGuesses
 from blink.kernels.cpu.layer_inputs import join_inputs
 from blink.kernels.cpu.router import choose_experts
 from blink.kernels.cpu.snapshots import copy_states
-from blink.kernels.lora import StepUpdates
 from blink.kernels.moe import moe
 from blink.kernels.router import choose_nothing
 from blink.kernels.shared_expert import add_shared_expert
@@ -31,7 +32,7 @@ def mix_experts(
     mlp: MoeWeights,
     num_tokens: Tensor,
     weights: Tensor | None,
-    updates: StepUpdates | None = None,
+    updates: Any,
 ) -> Tensor:
     """Return the mixture of experts of rows x [tokens, hidden]."""
     router = mlp.spec.router

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from blink.kernels.gpu.attention.decode import decode_attention
@@ -13,7 +15,6 @@ from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.moe.router import choose_experts, choose_of_rows
 from blink.kernels.gpu.moe.shared_gate import add_shared
 from blink.kernels.gpu.recurrent import snapshots
-from blink.kernels.lora import StepUpdates
 from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
@@ -32,7 +33,7 @@ def _place_experts(
     mlp: MoeWeights,
     num_tokens: Tensor,
     weights: Tensor | None,
-    updates: StepUpdates | None,  # noqa: ARG001 - of experts there are none where a plan has this
+    updates: Any,  # noqa: ARG001 - of experts there are none where a plan has this
 ) -> Tensor:
     router, experts = mlp.spec.router, (mlp.gate_up, mlp.down)
     return permuted_experts.moe(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -25,8 +25,8 @@ from blink.plan.site import Bucket
 from blink.runner.planner import Device
 
 # Of rows, logits, an MLP's weights, num_tokens, what experts' results are multiplied by if logits do not say it, and
-# what adapters change.
-MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None", "StepUpdates | None"], Tensor]
+# the step's StepUpdates, as the device has them.
+MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None", Any], Tensor]
 
 
 class MixtureKernels(NamedTuple):

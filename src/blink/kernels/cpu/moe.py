@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,18 @@ from blink.formats.base import Weight, matrix_of
 from blink.formats.experts import ExpertWeights
 from blink.kernels.cpu.activation import activate
 from blink.kernels.linear import MATMULS
-from blink.kernels.lora import GroupedUpdates
 from blink.kernels.operands import Activation
+
+
+class RowUpdates(Protocol):
+    """What is added to rows' products with experts' matrices."""
+
+    def add_expert(self, result: Tensor, x: Tensor, weight: ExpertWeights, expert: int, tokens: Tensor) -> Tensor:
+        """Add to result [rows, out], in place, what belongs to x [rows, in] times an expert's matrix; return it.
+
+        tokens: int64 [rows], the token in the step that each row belongs to.
+        """
+        ...
 
 
 def moe(
@@ -26,7 +38,7 @@ def moe(
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
     first: int = 0,
-    updates: GroupedUpdates | None = None,
+    updates: RowUpdates | None = None,
 ) -> Tensor:
     """Compute moe with PyTorch."""
     found, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
