@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lora_adapters import PREFIX, write_adapter
 
+LLAMA = ("gate_proj", "up_proj", "down_proj")
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 NEWEST, OLD = "0.19.1", "0.18.1"
 

@@ -14,10 +14,9 @@ from blink import LoRARequest
 from blink.errors import BadRequestError
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import make_prompts
-from lora_experts import DOWN, GATE_UP, OLD, merge_experts, write_by_expert, write_fused
+from lora_experts import DOWN, GATE_UP, LLAMA, OLD, merge_experts, write_by_expert, write_fused
 from model_families import save_model
 
-LLAMA = ("gate_proj", "up_proj", "down_proj")
 FORMS: dict[str, tuple[str, Callable[..., Path], dict[str, Any]]] = {
     "qwen3_moe by expert": ("qwen3_moe", write_by_expert, {"block": "mlp", "names": LLAMA}),
     "mixtral by expert": ("mixtral", write_by_expert, {"block": "block_sparse_moe", "names": ("w1", "w3", "w2")}),

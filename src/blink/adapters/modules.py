@@ -10,12 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from blink import lora_config
 from blink.adapters.expert_modules import list_experts
 from blink.adapters.module import Module
 from blink.errors import ConfigError
 from blink.formats.base import Weight
+from blink.formats.experts import find_encoding
 from blink.kernels.lora import WeightParts
-from blink.lora_config import EXPERTS_ON_GPU, LATENT_ON_GPU
 from blink.models.decoder import Decoder
 from blink.models.families import FAMILIES
 from blink.models.families.base import Family
@@ -60,10 +61,18 @@ def list_modules(model: Decoder) -> Mapping[str, Module]:
         for name, module in _list_layer(spec, weights, family, model.spec.hidden_size):
             found[f"layers.{index}.{family.tensor_names.get(name, name)}"] = module
         latent = _list_latent(spec, weights, model.spec.hidden_size)
-        found |= _place(index, latent, _NOT_ON_GPU if is_gpu and not LATENT_ON_GPU else "")
+        found |= _place(index, latent, _NOT_ON_GPU if is_gpu and not lora_config.LATENT_ON_GPU else "")
         experts = list_experts(weights.mlp, family.experts)
-        found |= _place(index, experts, _NOT_ON_GPU if is_gpu and not EXPERTS_ON_GPU else "")
+        found |= _place(index, experts, _refuse_experts(weights.mlp) if is_gpu else "")
     return found
+
+
+def _refuse_experts(mlp: DenseWeights | MoeWeights) -> str:
+    """Return why a GPU takes no adapters of a layer's experts; empty: it does."""
+    encoding = None if isinstance(mlp, DenseWeights) else find_encoding(mlp.gate_up)
+    if encoding is not None and encoding.format.ggml >= 0:
+        return "a GPU takes none of experts of GGUF files: use --device cpu"
+    return "" if lora_config.EXPERTS_ON_GPU else _NOT_ON_GPU
 
 
 def _place(layer: int, modules: Iterable[tuple[str, Module]], refusal: str) -> dict[str, Module]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from blink import lora_config
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import FP8_ROW, INT4
 from blink.kernels.gpu.attention import decode as attention
@@ -20,7 +21,6 @@ from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.kernels.operands import LatentSizes
-from blink.lora_config import EXPERTS_ON_GPU
 from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
@@ -106,7 +106,7 @@ class GpuDevice:
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's experts, whose input is a norm."""
         rows = bucket.tokens
-        if bucket.decoding and not (bucket.adapters and EXPERTS_ON_GPU):
+        if bucket.decoding and not (bucket.adapters and lora_config.EXPERTS_ON_GPU):
             others = "another activation, biases, or some of the experts"
             refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
