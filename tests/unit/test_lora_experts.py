@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_lora_models import generate, open_llm
 
-from blink import LoRARequest
+from blink import LoRARequest, lora_config
+from blink.adapters.modules import find_weights, list_modules
+from blink.config import ModelConfig
 from blink.errors import BadRequestError
+from blink.models.decoder import Decoder
+from blink.models.weights.loader import load_model
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import make_prompts
 from lora_experts import DOWN, GATE_UP, LLAMA, OLD, merge_experts, write_by_expert, write_fused
@@ -79,3 +84,20 @@ def test_an_adapter_of_latent_attention_is_as_if_it_were_merged(name: str, tmp_p
     with open_llm(tmp_path / "merged") as llm:
         assert found == generate(llm, prompts)
     assert sum(one != other for one, other in zip(found, plain, strict=True)) > 2, "the adapter does little"
+
+
+def test_a_gpu_refuses_them_at_one_place_until_they_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model("deepseek_v3", tmp_path)
+    model = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(Decoder, "device", torch.device("cuda"))
+    for of_experts, of_latents in ((False, False), (True, False), (False, True), (True, True)):
+        monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", of_experts)
+        monkeypatch.setattr(lora_config, "LATENT_ON_GPU", of_latents)
+        refused = {name for name, module in list_modules(model).items() if module.refusal}
+        assert ("layers.1.mlp.experts.3.up_proj" in refused) is not of_experts
+        assert ("layers.1.mlp.experts.down_proj" in refused) is not of_experts
+        assert ("layers.1.self_attn.q_b_proj" in refused) is not of_latents
+        assert "layers.1.self_attn.kv_b_proj" in refused
+        assert "layers.1.mlp.shared_experts.up_proj" not in refused
+        experts = [parts.experts for parts in find_weights(model).values() if parts.experts]
+        assert bool(experts) is of_experts

@@ -60,10 +60,10 @@ class GpuAdapters:
         self._held = torch.zeros(num_held, size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
         self._own_slots = torch.arange(1, num_slots + 1, dtype=torch.int32, device=like.device)
         self._slots = torch.zeros(num_slots, size, dtype=like.dtype, device=like.device)
-        self._stacks: dict[int, Stack] = {}
+        self.stacks: dict[int, Stack] = {}  # by the weights' identities
         start = 0
         for key, layout in self._layout.items():
-            self._stacks[key] = layout.view(self._slots, start)
+            self.stacks[key] = layout.view(self._slots, start)
             start += layout.size
 
     @property
@@ -102,7 +102,7 @@ class GpuAdapters:
         if not bucket.adapters:
             return None
         places = self._own_slots if self.is_paged else batch.adapter_places
-        return GpuUpdates(self._stacks, mark_tokens(batch, places, bucket.tokens, bucket.rows))
+        return GpuUpdates(self.stacks, mark_tokens(batch, places, bucket.tokens, bucket.rows))
 
 
 class GpuUpdates:
