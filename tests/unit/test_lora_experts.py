@@ -15,7 +15,6 @@ from blink import LoRARequest, lora_config
 from blink.adapters.modules import find_weights, list_modules
 from blink.config import ModelConfig
 from blink.errors import BadRequestError
-from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import make_prompts
@@ -89,7 +88,7 @@ def test_an_adapter_of_latent_attention_is_as_if_it_were_merged(name: str, tmp_p
 def test_a_gpu_refuses_them_at_one_place_until_they_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model("deepseek_v3", tmp_path)
     model = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
-    monkeypatch.setattr(Decoder, "device", torch.device("cuda"))
+    monkeypatch.setattr(model, "device", torch.device("cuda"))
     for of_experts, of_latents in ((False, False), (True, False), (False, True), (True, True)):
         monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", of_experts)
         monkeypatch.setattr(lora_config, "LATENT_ON_GPU", of_latents)
