@@ -31,6 +31,11 @@ FORMS: dict[str, tuple[str, Callable[..., Path], dict[str, Any]]] = {
     "glm4_moe fused by PEFT 0.18": ("glm4_moe", write_fused, {"version": OLD}),
     "gpt_oss fused": ("gpt_oss", write_fused, {}),
     "deepseek_v3 fused": ("deepseek_v3", write_fused, {}),
+    "gemma4-moe gates and ups fused": (
+        "gemma4-moe",
+        write_fused,
+        {"only": GATE_UP, "target_parameters": ["experts.gate_up_proj"]},
+    ),
 }
 
 
@@ -47,6 +52,14 @@ def test_an_adapter_of_experts_is_as_if_it_were_merged(form: str, tmp_path: Path
     with open_llm(tmp_path / "merged") as llm:
         assert found == generate(llm, prompts)
     assert sum(one != other for one, other in zip(found, plain, strict=True)) > 2, "the adapter does little"
+
+
+def test_matrices_that_hold_a_factor_of_their_expert_are_refused_by_name(tmp_path: Path) -> None:
+    model = save_model("gemma4-moe", tmp_path / "base")
+    adapter = write_fused(tmp_path / "one", model, seed=1, only=DOWN, target_parameters=["experts.down_proj"])
+    reason = r"layers.0.experts.lora_[AB].weight' belongs to a module that takes no adapter: this model's factor"
+    with open_llm(tmp_path / "base", enable_lora=True) as llm, pytest.raises(BadRequestError, match=reason):
+        generate(llm, make_prompts(1), LoRARequest("one", 1, str(adapter)))
 
 
 def test_eight_adapters_of_experts_and_none_in_one_batch_are_each_as_alone(tmp_path: Path) -> None:

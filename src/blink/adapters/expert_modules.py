@@ -27,7 +27,8 @@ def list_experts(mlp: DenseWeights | MoeWeights, names: ExpertNames | None) -> I
                 own = f"{block}.{expert}"
                 yield f"{own}.{gate}", Module(mlp.gate_up, slice(0, size), (size, hidden), None, expert)
                 yield f"{own}.{up}", Module(mlp.gate_up, slice(size, 2 * size), (size, hidden), None, expert)
-                yield f"{own}.{down}", Module(mlp.down, slice(0, hidden), (hidden, size), None, expert)
+                matrix = Module(mlp.down, slice(0, hidden), (hidden, size), None, expert, refusal=_refuse_down(mlp))
+                yield f"{own}.{down}", matrix
         yield from _list_fused(block, mlp, names)
 
 
@@ -37,4 +38,11 @@ def _list_fused(block: str, mlp: MoeWeights, names: ExpertNames) -> Iterator[tup
     order = torch.arange(2 * size).view(size, 2).T.flatten() if names.are_joined else None
     rows = slice(0, 2 * size)
     yield f"{block}.{GATE_UP}", Module(mlp.gate_up, rows, (2 * size, hidden), order, fused=Fused(orientation, 2))
-    yield f"{block}.{DOWN}", Module(mlp.down, slice(0, hidden), (hidden, size), None, fused=Fused(orientation, 1))
+    own = Fused(orientation, 1)
+    matrix = Module(mlp.down, slice(0, hidden), (hidden, size), None, fused=own, refusal=_refuse_down(mlp))
+    yield f"{block}.{DOWN}", matrix
+
+
+def _refuse_down(mlp: MoeWeights) -> str:
+    """Return why adapters may not change the matrices behind the activation; empty: they may."""
+    return "" if mlp.beside is None else "this model's factor of each expert is part of the matrix"

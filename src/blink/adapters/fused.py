@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Updates of parameters that have a matrix of each expert, as PEFT's `target_parameters` makes them.
 
-Of E experts and rank r, PEFT (its class lora.ParamWrapper, from 0.17 on) has lora_A [E * r, in] by expert and
-lora_B [out, r * E] by rank; up to 0.19.0 it took `in` and `out` of parameters [E, out, in] for each other.
+Of E experts and rank r, lora_A is [E * r, in] by expert, and lora_B is [out, r * E] by rank: lora.ParamWrapper of PEFT
+from 0.17 on. Up to 0.19.0 it took `in` and `out` of parameters [E, out, in] for each other.
 """
 
 from __future__ import annotations
