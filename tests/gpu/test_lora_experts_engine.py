@@ -75,8 +75,8 @@ def test_eight_adapters_and_none_in_one_batch_give_the_cpus_tokens(tmp_path: Pat
         assert generate(llm, prompts, loras) == found
 
 
-@pytest.mark.skipif(lora_config.EXPERTS_ON_GPU, reason="they are served")
-def test_they_are_refused_by_name_until_they_have_run(tmp_path: Path) -> None:
+def test_they_are_refused_by_name_where_they_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", False)
     model = save_model("qwen3_moe", tmp_path / "base")
     adapter = write_fused(tmp_path / "adapter", model, seed=7)
     with (
