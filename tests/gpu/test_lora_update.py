@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.adapters.modules import Module
+from blink.adapters.module import Module
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.kernels.lora import GroupedUpdates, LowRank, TokenUpdates, Updates, WeightParts
@@ -154,8 +154,10 @@ def test_parts_of_two_ranks_make_the_whole_update(device: torch.device) -> None:
     (out, size), tokens, draw = (64, 96), 5, torch.Generator().manual_seed(4)
     down, up, x = (torch.randn(*shape, generator=draw) for shape in ((8, size), (out, 8), (tokens, size)))
     spans = torch.arange(out).chunk(2), torch.arange(size).chunk(2)
-    by_rows = [Module(torch.empty(32, size), slice(0, 32), (32, size), None, Cut(0, out, own)) for own in spans[0]]
-    by_columns = [Module(torch.empty(out, 48), slice(0, out), (out, 48), None, Cut(1, size, own)) for own in spans[1]]
+    by_rows = [Module(torch.empty(32, size), slice(0, 32), (32, size), None, cut=Cut(0, out, own)) for own in spans[0]]
+    by_columns = [
+        Module(torch.empty(out, 48), slice(0, out), (out, 48), None, cut=Cut(1, size, own)) for own in spans[1]
+    ]
     given = {id(one.weight): [LowRank(one.rows, *one.take(down, up))] for one in (*by_rows, *by_columns)}
     batch, like = to_device(make_batch([1], [tokens], 1, tokens), device), torch.empty(0, device=device)
     bucket = Bucket(tokens, 1, decoding=False, adapters=True)

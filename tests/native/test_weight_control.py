@@ -111,7 +111,8 @@ class Engine:
 
 
 @pytest.fixture(params=[False, True], ids=["awake", "sleeps"])
-def engine(models: Models, request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(models: Models, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setattr(gpu_weights, "TAKES_TENSORS", True)
     with running(small_config()) as harness:
         resident = Resident(harness)
         resident.start()

@@ -17,6 +17,7 @@ TESTS = tuple(
         "invariant_kernels",
         "latent_gpu",
         "layer_inputs",
+        "lora_experts",
         "lora_update",
         "mamba_gpu",
         "moe",

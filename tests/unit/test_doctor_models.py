@@ -192,7 +192,6 @@ def test_a_draft_head_of_a_folder_is_counted_by_its_files(tmp_path: Path) -> Non
     ("config", "gpu", "told"),
     [
         ({"method": "mtp"}, "h100", "mtp runs on the CPU engine"),
-        ({"method": "ngram"}, "h100", "recurrent layers do not verify drafts on GPUs"),
         ({"method": "eagle3", "model": "nowhere"}, "", r"no config\.json"),
     ],
 )

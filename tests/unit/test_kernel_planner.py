@@ -17,6 +17,7 @@ if find_spec("triton") is None:
     pytest.skip("needs triton: pip offers it for Linux on x86-64 and arm64", allow_module_level=True)
 
 import blink.models
+from blink import lora_config
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.formats.layouts import Layout, Matrix
@@ -28,6 +29,7 @@ from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import Choice, NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.gpu_device import (
+    GATHERED,
     LATENT_ATTENTION,
     MAX_MIXED_TOKENS,
     PAGED_ATTENTION,
@@ -176,6 +178,15 @@ def test_8_experts_cannot_be_streamed_and_are_grouped_for_any_rows() -> None:
         found = plan(model, rows)
         assert found.norms is NormStyle.WRITER and found.layers[0].experts is not None
         assert found.layers[0].experts.kernel == PERMUTED
+
+
+def test_experts_with_adapters_of_their_own_take_the_kernel_that_adds_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, bucket = expected_sites(read_spec(_CONFIGS / "qwen3-30b-a3b"), 16), Bucket(16, 16, True, adapters=True)
+    for served, kernel in ((False, PERMUTED), (True, GATHERED)):
+        monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", served)
+        found = plan_step(GpuDevice(), model, bucket)
+        assert found.norms is NormStyle.KERNEL and found.layers[0].experts is not None
+        assert found.layers[0].experts.kernel == kernel
 
 
 def test_products_of_prompts_take_the_first_kernel_that_does_not_refuse() -> None:

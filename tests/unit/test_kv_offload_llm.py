@@ -12,7 +12,6 @@ import torch
 
 from blink import LLM
 from blink.config import EngineConfig, ModelConfig
-from blink.engine.boot import create_engine
 from blink.engine.cpu import CpuEngine
 from blink.engine.host_tier import runs_of
 from blink.errors import ConfigError
@@ -156,12 +155,6 @@ def test_models_that_keep_more_than_blocks_are_refused(name: str, tmp_path: Path
     save_model(name, tmp_path)
     with pytest.raises(ConfigError, match=r"window|recurrent"):
         LLM(str(tmp_path), kv_offloading_size=1.0, **OPTIONS)
-
-
-def test_a_gpu_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ConfigError, match="a GPU's KV cache keeps no blocks in host memory yet"):
-        create_engine(EngineConfig(device="cuda", kv_offload=OffloadConfig(kv_offloading_size=1)))
 
 
 def test_the_layers_of_a_group_are_seen_as_one_memory() -> None:

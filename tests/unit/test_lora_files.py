@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink.adapters.modules import Module
+from blink.adapters.module import Module
 from blink.adapters.peft_config import read_config
 from blink.adapters.peft_files import Adapter, read_adapter
 from blink.errors import BadRequestError
@@ -25,6 +25,7 @@ MODULES = {
     "layers.0.self_attn.q_proj": Module(QKV, slice(0, 8), (8, 8), None),
     "layers.0.self_attn.k_proj": Module(QKV, slice(8, 16), (8, 8), torch.arange(7, -1, -1)),
     "layers.0.mlp.down_proj": Module(DOWN, slice(0, 8), (8, 16), None),
+    "layers.0.self_attn.kv_b_proj": Module(DOWN, slice(0, 8), (8, 16), None, refusal="it is absorbed"),
 }
 SHAPES = {"model.layers.0.self_attn.q_proj": (8, 8), "model.layers.0.self_attn.k_proj": (8, 8)}
 SHAPES["model.layers.0.mlp.down_proj"] = (8, 16)
@@ -98,6 +99,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "target_modules": ["q_proj", "k_proj", "down_proj", "up_proj"]
     },
     "is of no module among target_modules": {"target_modules": ["q_proj", "k_proj"]},
+    "target_parameters must be a list of names, got 'down_proj'": {"target_parameters": "down_proj"},
+    "target_parameters has 'mlp.experts.down_proj', of which there is no tensor": {
+        "target_parameters": ["mlp.experts.down_proj"]
+    },
 }
 
 
@@ -111,6 +116,7 @@ def _zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 EXPERT = f"{PREFIX}model.layers.0.mlp.experts.3.up_proj.lora_A.weight"
+ABSORBED = f"{PREFIX}model.layers.0.self_attn.kv_b_proj.lora_A.weight"
 TENSORS: dict[str, dict[str, Tensor]] = {
     f"{Q_DOWN} has the shape [4, 9], and must have [4, 8]": {Q_DOWN: _zeros(4, 9)},
     f"{Q_UP} has the shape [8, 5], and must have [8, 4]": {Q_UP: _zeros(8, 5)},
@@ -119,6 +125,10 @@ TENSORS: dict[str, dict[str, Tensor]] = {
     f"{Q_DOWN} holds numbers that are not finite": {Q_DOWN: torch.full((4, 8), float("inf"))},
     f"{Q_UP} holds numbers that are not finite": {Q_UP: torch.full((8, 4), float("nan"))},
     f"{EXPERT!r} belongs to no module": {EXPERT: _zeros(4, 8)},
+    f"{ABSORBED!r} belongs to a module that takes no adapter: it is absorbed": {ABSORBED: _zeros(4, 16)},
+    "mlp.experts.lora_A.weight' belongs to no module": {
+        f"{PREFIX}model.layers.0.mlp.experts.lora_A.weight": _zeros(12, 8)
+    },
     "layers.7.self_attn.q_proj.lora_A.weight' belongs to no module": {
         Q_DOWN.replace("layers.0", "layers.7"): _zeros(4, 8)
     },

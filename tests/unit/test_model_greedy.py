@@ -74,6 +74,7 @@ def test_weights_that_are_dequantised_give_the_same_tokens(expected: list[list[i
 
 def test_bfloat16_gives_the_same_first_tokens(expected: list[list[int]]) -> None:
     driver = Driver(load_model(ModelConfig(), torch.device("cpu"), torch.bfloat16))
-    for tokens in expected[:2]:
+    some = [expected[0], *expected[2:]]  # of the second prompt two tokens are as likely, and processors round otherwise
+    for tokens in some:
         driver.add(tokens[:-NUM_TOKENS], 3)
-    assert driver.run() == [tokens[: len(tokens) - NUM_TOKENS + 3] for tokens in expected[:2]]
+    assert driver.run() == [tokens[: len(tokens) - NUM_TOKENS + 3] for tokens in some]

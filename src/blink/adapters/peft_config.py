@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,11 @@ from blink.errors import BadRequestError
 
 PARAM = "lora_path"
 _MAX_BYTES = 1 << 20
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?:\.post\d+)?")
 # What changes the result and is not computed here, unless it is as good as absent.
 _REFUSED = (
     "use_dora", "use_qalora", "lora_bias", "fan_in_fan_out", "modules_to_save", "layer_replication", "rank_pattern",
-    "alpha_pattern", "trainable_token_indices", "target_parameters", "alora_invocation_tokens",
+    "alpha_pattern", "trainable_token_indices", "alora_invocation_tokens",
 )  # fmt: skip
 _STARTS = (None, True, False, "gaussian", "eva", "orthogonal")  # that leave the base model's weights as they are
 
@@ -29,6 +31,8 @@ class AdapterConfig:
     rank: int
     scale: float  # of what the tensors make of an input
     targets: frozenset[str] | None  # ends of the modules' names; None: an expression says it
+    parameters: frozenset[str]  # ends of the names of parameters that have a matrix of each expert
+    version: tuple[int, int, int] | None  # PEFT's that wrote it; None: none that was released
 
 
 def read_config(folder: Path, max_rank: int) -> AdapterConfig:
@@ -56,7 +60,11 @@ def read_config(folder: Path, max_rank: int) -> AdapterConfig:
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha < 1e6:
         raise refuse(f"lora_alpha must be a number above 0, got {_show(alpha)}")
     scale = alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
-    return AdapterConfig(rank, scale, _read_targets(values.get("target_modules")))
+    parameters = _read_parameters(values.get("target_parameters"))
+    targets = _read_targets(values.get("target_modules"), may_be_none=bool(parameters))
+    version = _VERSION.fullmatch(str(values.get("peft_version")))
+    numbers = None if version is None else (int(version[1]), int(version[2]), int(version[3]))
+    return AdapterConfig(rank, scale, targets, parameters, numbers)
 
 
 def refuse(reason: str) -> BadRequestError:
@@ -80,7 +88,17 @@ def _read_object(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _read_targets(targets: object) -> frozenset[str] | None:
+def _read_parameters(names: object) -> frozenset[str]:
+    if names is None:
+        return frozenset()
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise refuse(f"target_parameters must be a list of names, got {_show(names)}")
+    return frozenset(names)
+
+
+def _read_targets(targets: object, *, may_be_none: bool) -> frozenset[str] | None:
+    if may_be_none and (targets is None or targets == []):
+        return frozenset()
     if isinstance(targets, str) and targets:
         return None
     if not isinstance(targets, list) or not targets or not all(isinstance(name, str) for name in targets):

@@ -15,7 +15,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from blink.adapters.modules import Module
+from blink.adapters.fused import Shapes, is_end, is_straight, list_shapes, name_parameter, split
+from blink.adapters.gathered import GatheredUpdates
+from blink.adapters.module import Module
 from blink.adapters.peft_config import AdapterConfig, read_config, refuse
 from blink.errors import BadRequestError
 from blink.fields import one_line
@@ -72,37 +74,60 @@ def read_adapter(folder: Path, ranks: Sequence[Mapping[str, Module]], max_rank: 
 
 
 def _read(file: Any, config: AdapterConfig, ranks: Sequence[Mapping[str, Module]], like: Tensor) -> Adapter:
-    pairs = _pair_names(file.keys(), ranks[0])
+    modules = ranks[0]
+    pairs = _pair_names(file.keys(), config, modules)
     _check_targets(config, pairs)
-    for name, pair in pairs.items():
-        out_size, in_size = ranks[0][name].file_shape
-        _check_tensor(file, pair.down, (config.rank, in_size))
-        _check_tensor(file, pair.up, (out_size, config.rank))
+    straight = {name: _check_pair(file, pair, modules[name], config) for name, pair in pairs.items()}
     digest = blake2b(f"{config.scale!r}".encode(), digest_size=_HASH_BYTES)
-    found: defaultdict[int, list[LowRank]] = defaultdict(list)
+    found = GatheredUpdates(like)
     for name, pair in sorted(pairs.items()):
         down, up = (_read_tensor(file, tensor) for tensor in (pair.down, pair.up))
         for tensor in (down, up):
-            digest.update(f"{name}:{tensor.dtype}".encode())
+            digest.update(f"{name}:{tensor.dtype}:{straight[name]}".encode())
             digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
         up = up.float().mul_(config.scale)
         for module in (modules[name] for modules in ranks):
-            placed = (tensor.to(like.device, like.dtype).contiguous() for tensor in module.take(down, up))
-            found[id(module.weight)].append(LowRank(module.rows, *placed))
-    updates = {weight: tuple(each) for weight, each in found.items()}
+            own = (down, up) if module.fused is None else split(module, down, up, straight=straight[name])
+            if not found.add(module, *module.take(*own)):
+                raise refuse(f"{_shorten(pair.down)} changes a matrix that another tensor changes, too")
+    updates = found.finish()
     return Adapter(updates, digest.digest(), _count_bytes(updates.values()))
 
 
-def _pair_names(names: Iterable[str], modules: Mapping[str, Module]) -> dict[str, _Pair]:
+def _check_pair(file: Any, pair: _Pair, module: Module, config: AdapterConfig) -> bool:
+    """Check the shapes of a module's tensors; return whether they are those of its matrices as they are."""
+    straight = True
+    if module.fused is None:
+        out_size, in_size = module.file_shape
+        shapes = Shapes((config.rank, in_size), (out_size, config.rank))
+    else:
+        forms = list_shapes(module, config.rank)
+        stored = Shapes(*(tuple(file.get_slice(name).get_shape()) for name in (pair.down, pair.up)))
+        fitting = [form for form, shapes in forms.items() if shapes == stored]
+        found = is_straight(module, config) if len(fitting) > 1 else next(iter(fitting), True)
+        if found is None:
+            raise refuse(
+                f"{_shorten(pair.down)} is of square matrices, and only a peft_version that was released says of which"
+                " side: save it anew with PEFT 0.19.1 or a later one"
+            )
+        straight, shapes = found, forms[found]
+    _check_tensor(file, pair.down, shapes.down)
+    _check_tensor(file, pair.up, shapes.up)
+    return straight
+
+
+def _pair_names(names: Iterable[str], config: AdapterConfig, modules: Mapping[str, Module]) -> dict[str, _Pair]:
     """Return both tensors of each module that a file changes."""
     halves: defaultdict[str, dict[str, str]] = defaultdict(dict)
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
             raise refuse(f"{_shorten(name)} is no tensor of a LoRA adapter that is served here")
-        module, half = match.groups()
+        module, half = name_parameter(match[1], config), match[2]
         if module not in modules:
             raise refuse(f"{_shorten(name)} belongs to no module that takes an adapter in this model")
+        if modules[module].refusal:
+            raise refuse(f"{_shorten(name)} belongs to a module that takes no adapter: {modules[module].refusal}")
         if half in halves[module]:
             raise refuse(f"{_shorten(name)} is there twice")
         halves[module][half] = name
@@ -115,19 +140,17 @@ def _pair_names(names: Iterable[str], modules: Mapping[str, Module]) -> dict[str
 
 
 def _check_targets(config: AdapterConfig, pairs: Mapping[str, _Pair]) -> None:
-    """Refuse tensors that target_modules does not name, and names in it without tensors."""
+    """Refuse tensors that no target names, and targets without tensors."""
     if config.targets is None:
         return
-    found = {name: {target for target in config.targets if _is_end(name, target)} for name in pairs}
-    for name, targets in found.items():
-        if not targets:
+    targets = config.targets | config.parameters
+    found = {name: {target for target in targets if is_end(name, target)} for name in pairs}
+    for name, own in found.items():
+        if not own:
             raise refuse(f"{_shorten(pairs[name].down)} is of no module among target_modules")
-    if missing := config.targets.difference(*found.values()):
-        raise refuse(f"target_modules has {_shorten(min(missing))}, of which there is no tensor")
-
-
-def _is_end(module: str, target: str) -> bool:
-    return f".{module}".endswith(f".{target}")
+    for kind, names in (("target_modules", config.targets), ("target_parameters", config.parameters)):
+        if missing := names.difference(*found.values()):
+            raise refuse(f"{kind} has {_shorten(min(missing))}, of which there is no tensor")
 
 
 def _check_tensor(file: Any, name: str, shape: tuple[int, int]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blink.engine.device_scheduler import DeviceScheduler
 from blink.errors import ConfigError
-from blink.kernels.gpu.lora.memory import GpuAdapters
+from blink.kernels.gpu.lora.memory import GpuAdapters, count_numbers
 from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.gpu.lora.upload import Uploader
 from blink.kernels.lora import WeightParts
@@ -34,7 +34,14 @@ def make_gpu_adapters(lora: LoraConfig, model: Decoder, weights: Mapping[int, We
             upload = Uploader() if lora.num_adapters <= lora.max_loras else None
             return GpuAdapters(weights, lora.num_adapters, lora.max_loras, lora.max_lora_rank, like, upload)
     except torch.OutOfMemoryError as error:
-        raise ConfigError("there is no GPU memory for the adapters: lower --max-loras or --max-lora-rank") from error
+        size, of_experts = (
+            count_numbers(some, lora.max_lora_rank) * lora.max_loras * like.element_size()
+            for some in (weights, {key: parts for key, parts in weights.items() if parts.experts})
+        )
+        raise ConfigError(
+            f"there is no GPU memory for the adapters, which take {size} bytes, {of_experts} of them for experts: lower"
+            " --max-loras or --max-lora-rank"
+        ) from error
 
 
 def capture_copies(scheduler: DeviceScheduler, stores: Sequence[Adapters], order: Tensor) -> None:

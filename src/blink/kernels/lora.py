@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from blink.formats.base import Weight
+from blink.formats.experts import ExpertWeights
 
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """An update of some rows of a weight; the adapter's scale is in `up`."""
+    """An update of some rows of a weight; the adapter's scale is in `up`. One of experts has a matrix of each."""
 
     rows: slice  # of the weight, which may hold several matrices one below the other
-    down: Tensor  # [rank, in]
-    up: Tensor  # [rows, rank]
+    down: Tensor  # [rank, in], or [experts, rank, in]
+    up: Tensor  # [rows, rank], or [experts, rows, rank]
 
 
 # The updates of an adapter, by the identity of the weight that they belong to.
@@ -74,6 +76,7 @@ class WeightParts:
 
     shape: tuple[int, int]  # out and in
     rows: tuple[slice, ...]  # those of each matrix in it, ascending
+    experts: int = 0  # that have such a weight each; 0: it is none of experts
 
 
 class GroupedUpdates:
@@ -101,4 +104,14 @@ class GroupedUpdates:
             for update in group.updates.get(id(weight), ()):
                 found = (x[group.tokens] @ update.down.T) @ update.up.T
                 result[:, update.rows].index_add_(0, group.tokens, found)
+        return result
+
+    def add_expert(self, result: Tensor, x: Tensor, weight: ExpertWeights, expert: int, tokens: Tensor) -> Tensor:
+        """Do what kernels/cpu/moe.py's RowUpdates.add_expert() says."""
+        for group in self._groups:
+            updates = group.updates.get(id(weight), ())
+            rows = torch.isin(tokens, group.tokens).nonzero()[:, 0] if updates else tokens
+            for update in updates:
+                found = (x[rows] @ update.down[expert].T) @ update.up[expert].T
+                result[:, update.rows].index_add_(0, rows, found)
         return result

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from blink.formats.experts import ExpertWeights
@@ -23,6 +25,7 @@ def moe(
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
     first: int = 0,
+    updates: Any = None,
 ) -> Tensor:
     """Return the sum over each token's top_k experts of probability * expert(x).
 
@@ -31,22 +34,26 @@ def moe(
     no others; biases: of gate_up [experts, 2 * size] and of down [experts, hidden]. Probabilities are a float32 softmax
     over all experts; `renormalize` makes the chosen ones sum to 1. weights: float32 [tokens, top_k], what a token's
     results are multiplied by instead, from the expert of its largest logit on. first: which of the router's experts is
-    the first here; those that are elsewhere add nothing.
+    the first here; those that are elsewhere add nothing. updates: what a device adds to
+    products with experts' matrices: RowUpdates of cpu/moe.py or RoutedUpdates of gpu/moe/grouped.py; None: nothing.
     """
     assert len(router_logits) == len(x) and first + gate_up.shape[0] <= router_logits.shape[1]
     assert gate_up.shape[2] == down.shape[1] == x.shape[1]
     assert gate_up.shape[1] == 2 * down.shape[2]
     assert 0 < top_k <= router_logits.shape[1]
     assert weights is None or weights.shape == (x.shape[0], top_k)
+    options: dict[str, Any] = {
+        "top_k": top_k,
+        "renormalize": renormalize,
+        "activation": activation,
+        "biases": biases,
+        "weights": weights,
+        "first": first,
+        "updates": updates,
+    }
     if x.is_cuda:
         from blink.kernels.gpu.moe import grouped as gpu
 
         assert num_tokens is not None
-        return gpu.moe(
-            x, router_logits, gate_up, down, num_tokens, first=first,
-            top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
-        )  # fmt: skip
-    return cpu.moe(
-        x, router_logits, gate_up, down, first=first,
-        top_k=top_k, renormalize=renormalize, activation=activation, biases=biases, weights=weights,
-    )  # fmt: skip
+        return gpu.moe(x, router_logits, gate_up, down, num_tokens, **options)
+    return cpu.moe(x, router_logits, gate_up, down, **options)

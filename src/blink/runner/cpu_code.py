@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from blink.kernels.cpu import delta_rule, latent, mamba
@@ -24,7 +26,14 @@ from blink.runner.stream import Stream
 _ANY_SIZE = Bucket(1, 1, decoding=False)
 
 
-def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
+def mix_experts(
+    x: Tensor,
+    logits: Tensor,
+    mlp: MoeWeights,
+    num_tokens: Tensor,
+    weights: Tensor | None,
+    updates: Any,
+) -> Tensor:
     """Return the mixture of experts of rows x [tokens, hidden]."""
     router = mlp.spec.router
     return moe(
@@ -39,6 +48,7 @@ def mix_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, 
         biases=mlp.biases,
         weights=weights,
         first=mlp.first,
+        updates=updates,
     )
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from blink.kernels.gpu.attention.decode import decode_attention
@@ -26,7 +28,14 @@ from blink.runner.step import Kernels, MixtureKernels, Step
 from blink.runner.stream import Stream
 
 
-def _place_experts(x: Tensor, logits: Tensor, mlp: MoeWeights, num_tokens: Tensor, weights: Tensor | None) -> Tensor:
+def _place_experts(
+    x: Tensor,
+    logits: Tensor,
+    mlp: MoeWeights,
+    num_tokens: Tensor,
+    weights: Tensor | None,
+    updates: Any,  # noqa: ARG001 - of experts there are none where a plan has this
+) -> Tensor:
     router, experts = mlp.spec.router, (mlp.gate_up, mlp.down)
     return permuted_experts.moe(
         x, logits, experts, num_tokens, top_k=router.top_k, renormalize=router.renormalize, weights=weights

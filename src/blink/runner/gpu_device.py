@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from blink import lora_config
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import FP8_ROW, INT4
 from blink.kernels.gpu.attention import decode as attention
@@ -106,7 +107,7 @@ class GpuDevice:
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's experts, whose input is a norm."""
         rows = bucket.tokens
-        if bucket.decoding:
+        if bucket.decoding and not (bucket.adapters and lora_config.EXPERTS_ON_GPU):
             others = "another activation, biases, or some of the experts"
             refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))

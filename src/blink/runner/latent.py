@@ -54,6 +54,8 @@ def _project_queries(step: Step, projected: Tensor, mixer: Attention, latent: La
         assert choice is not None
         normed = rms_norm(query.contiguous(), weights.query_norm, LATENT_EPS)
         query = step.kernels.matmuls[choice.kernel].multiply(normed, weights.query, None)
+        if step.updates is not None:
+            step.updates.add(query, normed, weights.query)
     return query.unflatten(1, (mixer.heads, latent.query))
 
 

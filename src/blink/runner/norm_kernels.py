@@ -126,16 +126,17 @@ class NormKernels(Stream):
         assert plan.router is not None and plan.experts is not None
         kernels, router = self._step.kernels.experts, mlp.spec.router
         mix, num_tokens = kernels.mixtures[plan.experts.kernel], self._step.num_tokens
-        if not router.is_plain and mlp.router_bias is None and self._step.updates is None:
+        updates = self._step.updates
+        if not router.is_plain and mlp.router_bias is None and updates is None:
             chosen = kernels.choose_of_rows(routed, mlp.router, router, mlp.choice_bias)
             if chosen is not None:
-                return mix(hidden, chosen.ranks, mlp, num_tokens, chosen.weights)
+                return mix(hidden, chosen.ranks, mlp, num_tokens, chosen.weights, None)
         logits, weights = self._multiply(routed.to(mlp.router.dtype), mlp.router, mlp.router_bias, plan.router), None
         if mlp.spec.scales_inputs:  # the one expert of a token then has the weight 1
             hidden = hidden * logits.amax(-1, keepdim=True).sigmoid()
         if not router.is_plain:
             logits, weights = choose_experts(kernels.choose, logits, router, mlp.choice_bias, hidden.dtype)
-        return mix(hidden, logits, mlp, num_tokens, weights)
+        return mix(hidden, logits, mlp, num_tokens, weights, updates)
 
     def end_layer(self, end: LayerEnd, inputs: Tensor | None) -> None:
         """Add what a layer makes of its own input, and scale the residual."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -24,8 +24,9 @@ from blink.plan.execution_plan import StepPlan
 from blink.plan.site import Bucket
 from blink.runner.planner import Device
 
-# Of rows, logits, an MLP's weights, num_tokens, and what experts' results are multiplied by if logits do not say it.
-MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None"], Tensor]
+# Of rows, logits, an MLP's weights, num_tokens, what experts' results are multiplied by if logits do not say it, and
+# the step's StepUpdates, as the device has them.
+MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None", Any], Tensor]
 
 
 class MixtureKernels(NamedTuple):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,17 @@ from blink.formats.experts import ExpertWeights
 from blink.kernels.cpu.activation import activate
 from blink.kernels.linear import MATMULS
 from blink.kernels.operands import Activation
+
+
+class RowUpdates(Protocol):
+    """What is added to rows' products with experts' matrices."""
+
+    def add_expert(self, result: Tensor, x: Tensor, weight: ExpertWeights, expert: int, tokens: Tensor) -> Tensor:
+        """Add to result [rows, out], in place, what belongs to x [rows, in] times an expert's matrix; return it.
+
+        tokens: int64 [rows], the token in the step that each row belongs to.
+        """
+        ...
 
 
 def moe(
@@ -25,6 +38,7 @@ def moe(
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
     first: int = 0,
+    updates: RowUpdates | None = None,
 ) -> Tensor:
     """Compute moe with PyTorch."""
     found, experts = route(router_logits, top_k=top_k, renormalize=renormalize)
@@ -37,8 +51,14 @@ def moe(
         tokens, choices = (experts == chosen).nonzero(as_tuple=True)
         inner_bias, bias = (None, None) if biases is None else (biases[0][expert], biases[1][expert])
         matrices = (gate_up[expert], down[expert])  # pyright: ignore[reportIndexIssue] - GgufExperts are a GPU's
-        inner = activate(_multiply(x[tokens], matrices[0], inner_bias), activation)
+        rows = x[tokens]
+        inner = _multiply(rows, matrices[0], inner_bias)
+        if updates is not None:
+            updates.add_expert(inner, rows, gate_up, expert, tokens)
+        inner = activate(inner, activation)
         found = _multiply(inner, matrices[1], bias)
+        if updates is not None:
+            updates.add_expert(found, inner, down, expert, tokens)
         result.index_add_(0, tokens, found * weights[tokens, choices, None].to(x.dtype))
     return result
 

@@ -29,7 +29,7 @@ class LatentLoader:
         """Read a layer, whose tensors have a prefix."""
         latent, heads = mixer.latent, mixer.heads
         assert latent is not None
-        queries, key = _order_queries(latent, heads), _order_key(latent)
+        queries, key = order_queries(latent, heads), order_key(latent)
         if latent.query_rank:
             own = {f"{prefix}.q_a_proj": latent.query_rank}
             order = [torch.arange(latent.query_rank), key]
@@ -59,12 +59,12 @@ class LatentLoader:
         return LatentWeights(query_norm, query, Expansion(norm, keys, values))
 
 
-def _order_queries(latent: Latent, heads: int) -> Tensor:
+def order_queries(latent: Latent, heads: int) -> Tensor:
     """Return the rows of queries, each head's of the part to rotate with the first of each pair before the others."""
     own = torch.cat((torch.arange(latent.nope), latent.nope + separate_pairs(latent.rope)))
     return (torch.arange(heads)[:, None] * latent.query + own).flatten()
 
 
-def _order_key(latent: Latent) -> Tensor:
+def order_key(latent: Latent) -> Tensor:
     """Return the rows of what tokens keep, likewise."""
     return torch.cat((torch.arange(latent.rank), latent.rank + separate_pairs(latent.rope)))

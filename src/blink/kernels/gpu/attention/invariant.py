@@ -135,8 +135,7 @@ def _attend_chunks(
     partial, first_partial = tl.load(item + PARTIAL), tl.load(item + FIRST_PARTIAL)
     num_chunks = tl.load(item + NUM_CHUNKS)
     table = block_tables + tl.load(item + ROW_SLOT).to(tl.int64) * table_stride
-    pairs = tl.arange(0, BLOCK_M)
-    dims = tl.arange(0, BLOCK_D)
+    pairs, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     is_pair = pairs < num_queries * GROUP
     inside = is_pair[:, None] & (dims < HEAD_DIM)[None, :]
     tokens = (tl.load(item + FIRST_TOKEN) + pairs // GROUP).to(tl.int64)

@@ -163,10 +163,7 @@ def _plan(
     BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ITEMS: tl.constexpr, KV_HEADS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr, FIXED_CHUNK: tl.constexpr = 0, MAX_SPLIT_TILES: tl.constexpr = 0,
 ):  # fmt: skip
-    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding.
-
-    FIXED_CHUNK: keys of every chunk, or with more tiles or chunks than there is room for all keys; 0: as they fit.
-    """
+    """Write items and clear their counters. SPAN: 0 all rows and padding, 1 decode rows, 2 other rows and padding."""
     num_rows, num_decode = tl.load(header + _NUM_ROWS), tl.load(header + _NUM_DECODE_ROWS)
     first_row, end_row = num_decode if SPAN == 2 else 0, num_decode if SPAN == 1 else num_rows
     # The padding tokens stand where one row more would: without context, their result is zero.
@@ -175,13 +172,7 @@ def _plan(
     num_queries, context = _load_rows(query_starts, context_lens, rows, first_row, end_row, padding_row, num_tokens)
     tiles = tl.cdiv(num_queries, TILE_QUERIES)
     reach = _limit(context, WINDOW, TILE_QUERIES)
-    if FIXED_CHUNK > 0:
-        fixed = tl.sum(tiles.to(tl.int64) * tl.maximum(tl.cdiv(reach, FIXED_CHUNK), 1))
-        is_split = (tl.sum(tiles) <= MAX_SPLIT_TILES) & (fixed <= spread)
-        chunk_keys = tl.where(is_split, FIXED_CHUNK, _ALL_KEYS)
-    else:
-        wanted = tl.sum(tiles.to(tl.int64) * reach)
-        chunk_keys = tl.cdiv(tl.maximum(tl.cdiv(wanted, spread), MIN_CHUNK), BLOCK_N).to(tl.int32) * BLOCK_N
+    chunk_keys = _choose_chunk(tiles, reach, spread, MIN_CHUNK, BLOCK_N, FIXED_CHUNK, MAX_SPLIT_TILES)
     chunks = tl.maximum(tl.cdiv(reach, chunk_keys), 1)
     counts = tiles * chunks
     ends = tl.cumsum(counts, 0)
@@ -215,6 +206,21 @@ def _plan(
     tl.store(target + PARTIAL, first_partial + chunk, mask=inside)
     tl.store(target + FIRST_PARTIAL, first_partial, mask=inside)
     tl.store(target + NUM_CHUNKS, num_chunks, mask=inside)
+
+
+@triton.jit
+def _choose_chunk(
+    tiles, reach, spread, MIN_CHUNK: tl.constexpr, BLOCK_N: tl.constexpr, FIXED: tl.constexpr, MAX_SPLIT: tl.constexpr
+):  # fmt: skip
+    """Return the keys of a chunk: FIXED, or all where tiles or chunks are too many; FIXED is 0: as they fit."""
+    if FIXED > 0:
+        fixed = tl.sum(tiles.to(tl.int64) * tl.maximum(tl.cdiv(reach, FIXED), 1))
+        is_split = (tl.sum(tiles) <= MAX_SPLIT) & (fixed <= spread)
+        chunk_keys = tl.where(is_split, FIXED, _ALL_KEYS)
+    else:
+        wanted = tl.sum(tiles.to(tl.int64) * reach)
+        chunk_keys = tl.cdiv(tl.maximum(tl.cdiv(wanted, spread), MIN_CHUNK), BLOCK_N).to(tl.int32) * BLOCK_N
+    return chunk_keys
 
 
 @triton.jit

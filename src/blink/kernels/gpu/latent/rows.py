@@ -2,7 +2,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportMissingParameterType=false
 """Which rows of a step have keys and values made of latents, and of which of their tokens; decided on the GPU.
 
-The last tokens of a row are expanded: all of its own, and of earlier ones as many as there is room for. Queries meet
+The last tokens of a row are expanded: all of its own, and of earlier ones as many as the buffer holds. Queries meet
 those before them absorbed. A row that would not be quicker is not expanded at all.
 """
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # pyright: reportAssignmentType=false, reportCallIssue=false, reportMissingParameterType=false
-"""Attention of expanded rows to their first tokens, which there was no room to expand: a program for a head and a tile.
+"""Attention of expanded rows to their first tokens, which the buffer does not hold: a program for a head and a tile.
 
 Its queries absorb the projection of keys in the program, and what they attended to is projected to values there.
 """

@@ -9,7 +9,7 @@ host.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -18,10 +18,13 @@ from torch import Tensor
 
 from blink.errors import ConfigError
 from blink.formats.base import Weight
+from blink.formats.experts import ExpertWeights
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.lora import few_tokens
+from blink.kernels.gpu.lora.experts import PairUpdates
 from blink.kernels.gpu.lora.stack import LEAST_RANK, MOST_RANK_TILE, Stack
 from blink.kernels.gpu.lora.update import add_update, mark_tokens
+from blink.kernels.gpu.moe.routing import Routes
 from blink.kernels.lora import Finish, Updates, WeightParts
 from blink.plan.site import Bucket
 
@@ -50,16 +53,16 @@ class GpuAdapters:
         """
         rank = pad_rank(max_rank)
         self._layout = {key: _Layout(parts, rank) for key, parts in weights.items()}
-        size = sum(layout.size for layout in self._layout.values())
+        size = count_numbers(weights, max_rank)
         assert upload is None or num_adapters <= num_slots
         self._upload, num_held = upload, num_adapters if upload is None else 1
         self._held = torch.zeros(num_held, size, dtype=like.dtype, pin_memory=like.device.type == "cuda")
         self._own_slots = torch.arange(1, num_slots + 1, dtype=torch.int32, device=like.device)
         self._slots = torch.zeros(num_slots, size, dtype=like.dtype, device=like.device)
-        self._stacks: dict[int, Stack] = {}
+        self.stacks: dict[int, Stack] = {}  # by the weights' identities
         start = 0
         for key, layout in self._layout.items():
-            self._stacks[key] = layout.view(self._slots, start)
+            self.stacks[key] = layout.view(self._slots, start)
             start += layout.size
 
     @property
@@ -79,9 +82,9 @@ class GpuAdapters:
         for key, layout in self._layout.items():
             stack = layout.view(held[None], start)
             for update in updates.get(key, ()):
-                rank, first = len(update.down), layout.part_of(update.rows) * layout.rank
-                stack.down[0, first : first + rank] = update.down
-                stack.up[0, update.rows, :rank] = update.up
+                rank, first = update.down.shape[-2], layout.part_of(update.rows) * layout.rank
+                stack.down[0, ..., first : first + rank, :] = update.down
+                stack.up[0, ..., update.rows, :rank] = update.up
             start += layout.size
         if self._upload is not None:
             self._upload(self._slots[index], held)
@@ -99,7 +102,7 @@ class GpuAdapters:
         if not bucket.adapters:
             return None
         places = self._own_slots if self.is_paged else batch.adapter_places
-        return GpuUpdates(self._stacks, mark_tokens(batch, places, bucket.tokens, bucket.rows))
+        return GpuUpdates(self.stacks, mark_tokens(batch, places, bucket.tokens, bucket.rows))
 
 
 class GpuUpdates:
@@ -129,6 +132,11 @@ class GpuUpdates:
         few_tokens.expand(result, found, stack, self._places, self._adapters, factors, early=early)
         return result
 
+    def of_pairs(self, weights: Sequence[ExpertWeights], routes: Routes, top_k: int) -> PairUpdates | None:
+        """Do what RoutedUpdates.of_pairs() of gpu/moe/grouped.py says."""
+        stacks = {id(weight): self._stacks[id(weight)] for weight in weights if id(weight) in self._stacks}
+        return PairUpdates(stacks, self._places, routes, top_k) if stacks else None
+
     def add(
         self, result: Tensor, x: Tensor, weight: Weight, factors: Tensor | None = None, *, early: bool = False
     ) -> Tensor:
@@ -138,6 +146,15 @@ class GpuUpdates:
 
 def _finish_nothing(result: Tensor, factors: Tensor | None) -> Tensor:  # noqa: ARG001
     return result
+
+
+def count_numbers(weights: Mapping[int, WeightParts], max_rank: int) -> int:
+    """Return how many numbers an adapter has in memory.
+
+    Raises:
+        ConfigError: the matrices of a weight lie too close together.
+    """
+    return sum(_Layout(parts, pad_rank(max_rank)).size for parts in weights.values())
 
 
 def pad_rank(rank: int) -> int:
@@ -150,12 +167,12 @@ class _Layout:
     """Where the matrices of one weight lie in the memory of an adapter: all of A, then B."""
 
     def __init__(self, parts: WeightParts, rank: int) -> None:
-        self._shape, self._rows, self.rank = parts.shape, parts.rows, rank
+        self._shape, self._rows, self._experts, self.rank = parts.shape, parts.rows, parts.experts, rank
         out, size = parts.shape
         self.tile = math.gcd(_MOST_TILE, out, *(rows.start for rows in parts.rows))
         if self.tile < _LEAST_TILE:
             raise ConfigError("--enable-lora: a GPU takes no adapters of this model: its matrices are too narrow")
-        self.size = rank * (len(parts.rows) * size + out)
+        self.size = rank * (len(parts.rows) * size + out) * max(parts.experts, 1)
 
     def part_of(self, rows: slice) -> int:
         return self._rows.index(rows)
@@ -163,9 +180,10 @@ class _Layout:
     def view(self, memory: Tensor, start: int) -> Stack:
         """Return the matrices of all adapters in memory [adapters, elements], from an element on."""
         (out, size), count = self._shape, len(self._rows)
-        middle = start + count * self.rank * size
-        down = memory[:, start:middle].unflatten(1, (count * self.rank, size))
-        up = memory[:, middle : start + self.size].unflatten(1, (out, self.rank))
+        experts = (self._experts,) if self._experts else ()
+        middle = start + count * self.rank * size * max(self._experts, 1)
+        down = memory[:, start:middle].unflatten(1, (*experts, count * self.rank, size))
+        up = memory[:, middle : start + self.size].unflatten(1, (*experts, out, self.rank))
         parts = torch.zeros(out // self.tile, dtype=torch.int32)
         for part, rows in enumerate(self._rows):
             parts[rows.start // self.tile :] = part

@@ -15,8 +15,8 @@ MOST_RANK_TILE = 64
 class Stack:
     """The updates of one weight by all adapters, the scales in `up`."""
 
-    down: Tensor  # [places, parts * rank, in]; a part is a matrix of the weight
-    up: Tensor  # [places, out, rank]
+    down: Tensor  # [places, parts * rank, in], of experts [places, experts, ...]; a part is a matrix of the weight
+    up: Tensor  # [places, out, rank], of experts [places, experts, out, rank]
     parts: Tensor  # int32 [out / tile]; the part that each tile of the weight's rows belongs to
     num_parts: int
     tile: int  # rows of the weight
@@ -24,4 +24,4 @@ class Stack:
     @property
     def rank(self) -> int:
         """The rank, padding included."""
-        return self.up.shape[2]
+        return self.up.shape[-1]

@@ -90,7 +90,7 @@ def _mark(
 
 
 @triton.jit
-def _find_place(place, nth, BLOCK: tl.constexpr):
+def find_place(place, nth, BLOCK: tl.constexpr):
     """Return the nth of the different places of a tile that are not 0, in the order of tokens; 0: there are fewer."""
     at = tl.arange(0, BLOCK)
     repeats = (place[:, None] == place[None, :]) & (at[None, :] < at[:, None])
@@ -111,7 +111,7 @@ def _shrink(
     column = tl.program_id(1) * RANK_TILE + tl.arange(0, RANK_TILE)
     split, nth = tl.program_id(2), 0
     place = tl.load(places + token, mask=token < tokens, other=0)
-    one = _find_place(place, nth, BLOCK)
+    one = find_place(place, nth, BLOCK)
     while one > 0:
         rows = place == one
         matrix = down + (one - 1).to(tl.int64) * down_stride
@@ -125,7 +125,7 @@ def _shrink(
         row = (split * tokens + token).to(tl.int64)
         tl.store(found + row[:, None] * width + column[None, :], total, mask=rows[:, None])
         nth += 1
-        one = _find_place(place, nth, BLOCK)
+        one = find_place(place, nth, BLOCK)
 
 
 @triton.jit(do_not_specialize=["tokens", "shares"])
@@ -142,7 +142,7 @@ def _expand(
     nth = 0
     place = tl.load(places + token, mask=token < tokens, other=0)
     start = tl.load(parts + tl.program_id(1) // scale) * RANK
-    one = _find_place(place, nth, BLOCK)
+    one = find_place(place, nth, BLOCK)
     while one > 0:
         rows = place == one
         matrix = up + (one - 1).to(tl.int64) * up_stride
@@ -162,4 +162,4 @@ def _expand(
         old = tl.load(target, mask=rows[:, None], other=0.0)
         tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
         nth += 1
-        one = _find_place(place, nth, BLOCK)
+        one = find_place(place, nth, BLOCK)

@@ -8,8 +8,9 @@ results are summed in rank order, so nothing depends on the order in which progr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import triton
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from blink.formats.experts import ExpertWeights, PackedExperts, find_encoding, split_experts
 from blink.formats.gguf_experts import GgufExperts
-from blink.kernels.gpu.activation import multiply
+from blink.kernels.gpu.activation import activate, multiply
 from blink.kernels.gpu.gemm.dequantize import dequantize_fp8
 from blink.kernels.gpu.moe.grouped_gguf import multiply_gguf_experts
 from blink.kernels.gpu.moe.grouped_packed import multiply_packed
@@ -38,6 +39,22 @@ class Tiling:
     num_stages: int
 
 
+class AddedPairs(Protocol):
+    """What is added to products of pairs of a token and an expert."""
+
+    def add(self, result: Tensor, x: Tensor, weight: ExpertWeights, *, pairs_per_row: int) -> None:
+        """Add to result [pairs, out], in place, what belongs to row pair // pairs_per_row of x times a weight."""
+        ...
+
+
+class RoutedUpdates(Protocol):
+    """What a step adds to products with experts' matrices."""
+
+    def of_pairs(self, weights: Sequence[ExpertWeights], routes: Routes, top_k: int) -> AddedPairs | None:
+        """Return what is added for pairs with experts of some weights; None: nothing, in all such steps."""
+        ...
+
+
 def moe(
     x: Tensor,
     router_logits: Tensor,
@@ -51,6 +68,7 @@ def moe(
     biases: tuple[Tensor, Tensor] | None = None,
     weights: Tensor | None = None,
     first: int = 0,
+    updates: RoutedUpdates | None = None,
 ) -> Tensor:
     """Compute moe of contiguous tensors; num_tokens: int32 [1] on the device; rows beyond it become zero, cheaply."""
     assert x.is_contiguous()
@@ -59,14 +77,25 @@ def moe(
     assert hidden % 16 == 0 and size % 16 == 0
     routes = route(router_logits, num_tokens, top_k).take(first, held)
     num_pairs = max_tokens * top_k
-    inner = x.new_empty(num_pairs, size)
     # Pairs with experts that are elsewhere are not written, and add nothing.
     found = (x.new_empty if held == router_logits.shape[1] else x.new_zeros)(num_pairs, hidden)
     result = torch.empty_like(x)
     inner_bias, bias = biases or (None, None)
     pdl = bool(overlap(x, max_tokens))
-    multiply_grouped(x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias, pdl=pdl)
+    added = None if updates is None else updates.of_pairs((gate_up, down), routes, top_k)
+    if added is None:
+        inner = x.new_empty(num_pairs, size)
+        multiply_grouped(
+            x, gate_up, routes, inner, pairs_per_row=top_k, activation=activation, bias=inner_bias, pdl=pdl
+        )
+    else:  # before the activation
+        wide = x.new_empty(num_pairs, 2 * size)
+        multiply_grouped(x, gate_up, routes, wide, pairs_per_row=top_k, activation=None, bias=inner_bias, pdl=pdl)
+        added.add(wide, x, gate_up, pairs_per_row=top_k)
+        inner = activate(wide, activation)
     multiply_grouped(inner, down, routes, found, pairs_per_row=1, activation=None, bias=bias, pdl=pdl)
+    if added is not None:
+        added.add(found, inner, down, pairs_per_row=1)
     combine_weighted(found, routes.weights, weights, num_tokens, result, renormalize=renormalize)
     return result
 
