@@ -66,6 +66,7 @@ class GpuEngine(Engine):
     captures_larger = True
     make_adapters = staticmethod(make_gpu_adapters)
     _group: GpuGroup | None = None  # of several ranks
+    _control: ModelControl | None = None  # of changes to the model
 
     def __init__(self, config: EngineConfig) -> None:
         refuse_on_gpu(config)
