@@ -19,6 +19,7 @@ from torch import Tensor
 
 from blink.kernels.gpu.lora import experts as lora_experts
 from blink.kernels.gpu.lora.memory import GpuAdapters, GpuUpdates
+from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.gpu.moe.grouped import moe
 from blink.kernels.lora import LowRank, WeightParts
 
@@ -40,7 +41,8 @@ class Experts:
         updates = {key: [draw_update(each, own, rank) for own in each.rows] for key, each in parts.items()}
         for index in range(count):  # of equal contents: what is read is as much
             self.adapters.put(index, updates)
-            self.adapters.copy_ordered(torch.tensor([index, index, 1, 0], dtype=torch.int32, device="cuda"))
+            order = torch.tensor([index, index, 1, 0], dtype=torch.int32, device="cuda")
+            copy_ordered([self.adapters.places], order)
 
     def mix(self, x: Tensor, logits: Tensor, num_tokens: Tensor, places: Tensor | None) -> Tensor:
         """Return the mixture of rows; places: of tokens' adapters, None for the gated kernel."""

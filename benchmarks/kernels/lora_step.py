@@ -24,6 +24,7 @@ from blink.adapters.modules import find_weights
 from blink.kernels.batch import Batch, Param
 from blink.kernels.gpu import autotuner
 from blink.kernels.gpu.lora.memory import GpuAdapters
+from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.lora import LowRank, WeightParts
 from blink.models.decoder import Decoder
 from blink.runner.run import Runner
@@ -41,7 +42,8 @@ def make_adapters(decoder: Decoder, count: int, rank: int) -> GpuAdapters:
     updates = {key: [draw_update(parts, rows, rank, draw) for rows in parts.rows] for key, parts in weights.items()}
     for index in range(count):  # of equal contents: what a step reads is as much
         adapters.put(index, updates)
-        adapters.copy_ordered(torch.tensor([index, index, 1, 0], dtype=torch.int32, device=decoder.device))
+        order = torch.tensor([index, index, 1, 0], dtype=torch.int32, device=decoder.device)
+        copy_ordered([adapters.places], order)
     return adapters
 
 
@@ -82,7 +84,7 @@ def time_copies(adapters: GpuAdapters, order: torch.Tensor) -> float:
 
     def run() -> None:
         order[2] += 1
-        adapters.copy_ordered(order)
+        copy_ordered([adapters.places], order)
 
     run()
     return time_graph(run) / 1e3
