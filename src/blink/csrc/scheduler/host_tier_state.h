@@ -39,11 +39,11 @@ struct HostTier {
   STATE_ARRAY(Registration, ids, g.num_host_blocks);      // of the block whose copy it is
   STATE_ARRAY(Registration, parents, g.num_host_blocks);  // likewise: State::block_parents
   STATE_ARRAY(int32_t, tokens, uint64_t(g.num_host_blocks) * g.block_size);
-  STATE_ARRAY(HostCopy, copies, g.host_copies);                             // a ring
+  STATE_ARRAY(HostCopy, copies, g.host_copies);  // a ring
   // First and end of those of the launch in flight, which reads them: a GPU's scheduler has its other fields elsewhere.
   STATE_ARRAY(uint32_t, copy_bounds, 2);
   STATE_ARRAY(uint32_t, found, g.num_host_blocks == 0 ? 0 : g.max_blocks);  // blocks that one restoration finds
-  FIELD(uint32_t, hand);          // the host block that is looked at next to be taken
+  FIELD(uint32_t, hand);  // the host block that is looked at next to be taken
   FIELD(uint32_t, copies_tail);
   FIELD(uint32_t, copies_kept);  // places of the ring that are left to a restoration
 };
