@@ -142,6 +142,11 @@ def expect(
     return cpu.moe(x.float(), logits.float(), *exact, updates=GroupedUpdates(groups), **options)
 
 
+def test_pairs_of_several_adapters_share_a_tile(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = test_updates_of_experts_equal_those_of_one_adapter_after_the_other
+    check(device, monkeypatch, *STEPS[1], shares_tiles=True, rank=3, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("activation", ["gelu_tanh", "clipped_silu"])
 def test_updates_come_before_the_activation_and_behind_the_bias(device: torch.device, activation: Activation) -> None:
     weights = draw_weights(torch.float32)

@@ -135,6 +135,11 @@ def test_updates_equal_those_of_one_adapter_after_the_other(
     assert found.add(other, other, other) is other
 
 
+def test_a_tile_of_many_tokens_has_several_adapters(device: torch.device) -> None:
+    check = test_updates_equal_those_of_one_adapter_after_the_other
+    check(device, *STEPS[3], pages=False, rank=3, dtype=torch.float32)
+
+
 def test_programs_of_few_tokens_take_wide_tiles_of_a_wide_weight(device: torch.device) -> None:
     weight, like = torch.empty(33 * 256, 40), torch.empty(0, device=device)
     parts = WeightParts((33 * 256, 40), (slice(0, 256), slice(256, 33 * 256)))

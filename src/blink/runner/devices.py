@@ -68,9 +68,13 @@ class DeviceCode(Protocol):
         ...
 
 
-@functools.cache
 def code_of(device: torch.device, *, deterministic: bool = False) -> DeviceCode:
     """Return what runs the plans of a device; deterministic: by kernels that give a token the same bits in any step."""
+    return _find_code(device, deterministic)
+
+
+@functools.cache
+def _find_code(device: torch.device, deterministic: bool) -> DeviceCode:
     if device.type == "cuda":
         from blink.runner.gpu_code import GpuCode
 

@@ -16,7 +16,7 @@ from blink.kernels.operands import Activation
 
 
 class RowUpdates(Protocol):
-    """What is added to rows' products with experts' matrices."""
+    """What is added to rows' results of experts' matrices."""
 
     def add_expert(self, result: Tensor, x: Tensor, weight: ExpertWeights, expert: int, tokens: Tensor) -> Tensor:
         """Add to result [rows, out], in place, what belongs to x [rows, in] times an expert's matrix; return it.

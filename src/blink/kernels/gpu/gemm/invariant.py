@@ -30,8 +30,8 @@ _NEIGHBOURS = 16  # tiles of rows that share what they read of a weight
 
 
 class Tile(NamedTuple):
-    rows: int  # of one product
-    parts: int  # such products
+    rows: int  # of one tl.dot
+    parts: int  # such
     outputs: int
     stages: int
 

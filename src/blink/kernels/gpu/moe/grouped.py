@@ -40,7 +40,7 @@ class Tiling:
 
 
 class AddedPairs(Protocol):
-    """What is added to products of pairs of a token and an expert."""
+    """What is added to results of pairs of a token and an expert."""
 
     def add(self, result: Tensor, x: Tensor, weight: ExpertWeights, *, pairs_per_row: int) -> None:
         """Add to result [pairs, out], in place, what belongs to row pair // pairs_per_row of x times a weight."""
@@ -48,7 +48,7 @@ class AddedPairs(Protocol):
 
 
 class RoutedUpdates(Protocol):
-    """What a step adds to products with experts' matrices."""
+    """What a step adds to results of experts' matrices."""
 
     def of_pairs(self, weights: Sequence[ExpertWeights], routes: Routes, top_k: int) -> AddedPairs | None:
         """Return what is added for pairs with experts of some weights; None: nothing, in all such steps."""
