@@ -79,7 +79,7 @@ class Device:
             patch.object(gpu_sampling, "launch", launch),
             patch.object(gpu_sampling, "compile_kernel", lambda *_: None),
             patch.object(gpu_sampling, "has_clusters", lambda: True),
-            patch.object(gpu_sampling, "describe_kernel", lambda *_: (0, "")),
+            patch.object(gpu_sampling, "describe_kernel", lambda *_, **__: (0, "")),
             patch.object(gpu_sampling, "find_allowed", find_allowed_on_host),
         ):
             gpu_sampling.sample(logits, batch, logits.shape[0], self._group)
