@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from blink import LLM, SamplingParams
+from blink import LLM
 from blink.engine import gpu_weights
 from blink.engine.gpu_weights import GpuWeights
 from blink.engine.mapped_memory import MappedMemory
 from blink.errors import BadRequestError, EngineUnavailableError
-from blink.request.source import TokensPrompt
 from model_families import save_model
 from quantized_checkpoints import write_checkpoints
-from turned_weights import turn_weights
+from turned_weights import generate, turn_weights
 from weight_trainer import list_weights
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
-PROMPT = TokensPrompt(prompt_token_ids=[5, 9, 30, 31, 32] * 5)
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "max_num_seqs": 4,
@@ -41,11 +39,6 @@ def _sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_llm(path: Path, **options: Any) -> LLM:
     return LLM(str(path), **(OPTIONS | options))
-
-
-def generate(llm: LLM) -> list[int]:
-    (output,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
-    return list(output.outputs[0].token_ids)
 
 
 def boot(path: Path, **options: Any) -> list[int]:

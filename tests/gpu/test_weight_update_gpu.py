@@ -31,12 +31,11 @@ from gguf_conversion import convert
 from model_families import save_model
 from ports import free_port
 from quantized_checkpoints import write_checkpoints
-from turned_weights import drop_tensor, turn_weights
+from turned_weights import PROMPT, drop_tensor, generate, turn_weights
 from weight_trainer import GROUP, describe_weights, list_weights, share_weights, start_trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
-PROMPT = TokensPrompt(prompt_token_ids=[5, 9, 30, 31, 32] * 5)
 OPTIONS: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "max_num_seqs": 4,
@@ -65,11 +64,6 @@ def _takes_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def open_llm(path: Path, **options: Any) -> LLM:
     return LLM(str(path), **(OPTIONS | options))
-
-
-def generate(llm: LLM) -> list[int]:
-    (output,) = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=16, ignore_eos=True), use_tqdm=False)
-    return list(output.outputs[0].token_ids)
 
 
 def boot(path: Path, **options: Any) -> list[int]:
