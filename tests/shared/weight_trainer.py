@@ -96,6 +96,7 @@ def broadcast(folder: str, port: str, backend: str, number: str = "") -> None:
         dist.broadcast(tensor.to(device), src=0, group=group)
     if backend == "nccl":
         torch.cuda.synchronize()
+    dist.destroy_process_group(group)  # an interpreter that ends with a group may abort in gloo's threads
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ tensors to the host's memory. nccl brings them to a GPU, which the host must hav
 from __future__ import annotations
 
 import os
+import weakref
 from datetime import timedelta
 from typing import Any, Final
 
@@ -48,15 +49,17 @@ class WeightGroup:
         try:
             store = TCPStore(address, port, size, is_master=False, timeout=_WAIT)
             prefix = PrefixStore(f"{device.type}/", PrefixStore(f"{name}/", PrefixStore(name, store)))
-            self._group = _open(prefix, rank, size, device)
+            self._group = [_open(prefix, rank, size, device)]
         except (RuntimeError, ValueError, TypeError) as error:
             raise BadRequestError(
                 f"The group '{name}' at {address}:{port} cannot be joined: {one_line(error)}."
             ) from error
+        # The group's end frees what it has on the device. A process that ends with a group aborts in gloo's threads.
+        self._end = weakref.finalize(self, self._group.clear)
 
     def close(self) -> None:
         """Leave it."""
-        del self._group  # whose end frees what it has on the device
+        self._end()
 
     def receive(self, entry: TensorEntry) -> memoryview:
         """Return the bytes of the tensor that rank 0 broadcasts next.
@@ -70,7 +73,7 @@ class WeightGroup:
         options = BroadcastOptions()
         options.rootRank, options.timeout = 0, _WAIT
         try:
-            self._group.broadcast([tensor], options).wait()
+            self._group[0].broadcast([tensor], options).wait()
             values = tensor.cpu()
         except RuntimeError as error:
             raise BadRequestError(f"The trainer's broadcast of '{entry.name}' failed: {one_line(error)}.") from error
