@@ -146,7 +146,11 @@ class EngineConfig:
     )
     deterministic: bool = option(False, "same bits whatever else runs: docs/deterministic.md; VLLM_BATCH_INVARIANT=1")
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
-    cpu_gemm: str = option("float32", "of GGUF files; int16: rounds activations, on VNNI", choices=("float32", "int16"))
+    cpu_gemm: str = option(
+        "auto",
+        "of GGUF files; int16: rounds activations to 16 bits, on VNNI; auto: int16 where it can be",
+        choices=("auto", "float32", "int16"),
+    )
     cpu_prompt_gemm: str = option("same", "of prompts; bfloat16: rounds, on AMX", choices=("same", "bfloat16"))
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 

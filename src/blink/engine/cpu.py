@@ -256,14 +256,21 @@ class CpuEngine(Engine):
 
 
 def find_rounding(config: EngineConfig) -> Rounding:
-    """Return what GEMMs may round."""
-    return Rounding(activations=config.cpu_gemm == "int16", prompts=config.cpu_prompt_gemm == "bfloat16")
+    """Return what GEMMs may round: by default activations to 16 bits, which is finer than the KV cache's float16."""
+    activations = config.cpu_gemm == "int16" or (
+        config.cpu_gemm == "auto" and not _compares_bits(config) and Int16Isa.BEST.is_here
+    )
+    return Rounding(activations=activations, prompts=config.cpu_prompt_gemm == "bfloat16")
+
+
+def _compares_bits(config: EngineConfig) -> bool:
+    return is_deterministic(config) or config.tensor_parallel_size > 1
 
 
 def check_rounding(config: EngineConfig) -> None:
     """Refuse rounding that the processor, or another option, has no use for."""
     rounding = find_rounding(config)
-    if rounding and (is_deterministic(config) or config.tensor_parallel_size > 1):
+    if rounding and _compares_bits(config):
         flag = "--cpu-gemm int16" if rounding.activations else "--cpu-prompt-gemm bfloat16"
         raise ConfigError(f"{flag} goes neither with --deterministic nor with --tensor-parallel-size")
     if rounding.activations and not Int16Isa.BEST.is_here:

@@ -81,7 +81,7 @@ class Snapshots(NamedTuple):
 class KvCache:
     """What all layers keep, by their indices: keys and values, or states."""
 
-    __slots__ = ("_layers", "_sources", "recurrent", "snapshots")
+    __slots__ = ("__weakref__", "_layers", "_sources", "recurrent", "snapshots")
 
     def __init__(
         self,

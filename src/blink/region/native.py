@@ -62,7 +62,9 @@ _FUNCTIONS: dict[str, tuple[object, list[object]]] = {
     "blink_pause_ns": (_U64, [_U64, _U64, _U64]),
     "blink_rhythm_ns": (_U64, [_PTR, _PTR, _U32, _U64]),
     "blink_rms_norm": (None, [_PTR, _PTR, _PTR, _PTR, _U32, _U32, ctypes.c_float]),
-    "blink_rotate_and_store": (None, [*[_PTR] * 5, *[_U32] * 6]),
+    "blink_rotate_and_store": (None, [*[_PTR] * 5, *[_U32] * 6, _PTR, _PTR, ctypes.c_float]),
+    "blink_gate_rows": (None, [_PTR, _U32, _U32, _PTR, _PTR]),
+    "blink_run_layers": (None, [_PTR, _PTR, _U32, _PTR]),
     "blink_thread_pool_start": (_PTR, [_U32]),
     "blink_thread_pool_stop": (None, [_PTR]),
     "blink_attend_rows": (

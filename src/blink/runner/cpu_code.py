@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -15,13 +17,15 @@ from blink.kernels.cpu.snapshots import copy_states
 from blink.kernels.moe import moe
 from blink.kernels.router import choose_nothing
 from blink.kernels.shared_expert import add_shared_expert
+from blink.models.decoder import Decoder
 from blink.models.layer_weights import MoeWeights
 from blink.models.layers import DELTA_RULE
 from blink.models.mamba import MAMBA_RULE
 from blink.plan.site import Bucket
 from blink.runner.cpu_device import EXPERTS, CpuDevice
+from blink.runner.native_layers import NativeLayers
 from blink.runner.step import Kernels, MixtureKernels, Step
-from blink.runner.stream import Stream
+from blink.runner.stream import RunLayers, Stream
 
 _ANY_SIZE = Bucket(1, 1, decoding=False)
 
@@ -63,10 +67,18 @@ class CpuCode:
         self.recurrences = {DELTA_RULE: delta_rule.advance, MAMBA_RULE: mamba.advance}
         self.copy_states, self.join_inputs = copy_states, join_inputs
         self.find_guesses = CpuGuesses
+        self._layers = WeakKeyDictionary[Decoder, NativeLayers]()
 
     def planned_size(self, bucket: Bucket) -> Bucket:  # noqa: ARG002
         """Return the one size: a step of each size takes the same kernels."""
         return _ANY_SIZE
+
+    def find_layers(self, step: Step, layers: range) -> RunLayers | None:
+        """Return what runs them where the library has all that they are made of and every row has one token."""
+        native = self._layers.get(step.model)
+        if native is None or not native.is_of(step.kv_cache):
+            native = self._layers[step.model] = NativeLayers(step.model, step.kv_cache)
+        return functools.partial(native.run, step, layers) if native.takes(step) else None
 
     def begin(self, step: Step) -> Stream:
         """There is no other style."""

@@ -18,7 +18,7 @@ from blink.plan.site import Bucket
 from blink.runner.cpu_code import CpuCode
 from blink.runner.planner import Device
 from blink.runner.step import Kernels, Step
-from blink.runner.stream import Stream
+from blink.runner.stream import RunLayers, Stream
 
 
 class DeviceCode(Protocol):
@@ -61,6 +61,10 @@ class DeviceCode(Protocol):
 
     def planned_size(self, bucket: Bucket) -> Bucket:
         """Return the size of step whose plan is that of a size, too."""
+        ...
+
+    def find_layers(self, step: Step, layers: range) -> RunLayers | None:
+        """Return what runs some layers of a step in one call; None: nothing does."""
         ...
 
     def begin(self, step: Step) -> Stream:

@@ -62,6 +62,11 @@ class NormKernels(Stream):
             self.residual.mul_(pending.scale)
         return self.residual if norm is None else self._norms.whole(self.residual, norm, self._eps)
 
+    def put(self, update: Tensor) -> None:
+        """Add an update to the residual."""
+        assert self._pending is None
+        self._pending = _Pending(update)
+
     def look(self) -> Tensor:
         """Return the residual with all that was added, of which nothing changes."""
         if self._pending is None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import torch
@@ -32,7 +33,7 @@ from blink.runner.planner import plan_step
 from blink.runner.sites import ModelSites, sites_of
 from blink.runner.snapshots import load_snapshots, save_snapshots
 from blink.runner.step import Step, cap_logits, take_last_tokens
-from blink.runner.stream import Stream, Then
+from blink.runner.stream import RunLayers, Stream, Then
 
 
 class Runner:
@@ -111,9 +112,9 @@ class Runner:
 
     def _compute_logits(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
         step = self._make_step(batch, kv_cache, size)
-        attend = make_attention(step, self._all_layers, self._code)
+        run = self._prepare(step, self._all_layers)
         stream = self._begin(step)
-        self._run_layers(step, self._all_layers, stream, attend)
+        run(stream)
         return stream.compute_logits(self.model.lm_head, step.plan.head)
 
     @torch.inference_mode()
@@ -133,7 +134,7 @@ class Runner:
         """
         step = self._make_step(batch, kv_cache, size, whole=False)
         stream = before or self._resume(step, residual[: size.tokens], is_first=layers.start == 0)
-        self._run_layers(step, layers, stream, make_attention(step, layers, self._code))
+        self._prepare(step, layers)(stream)
         if layers.stop < len(self.model.layers):
             return stream.pause()
         self._sample(stream.compute_logits(self.model.lm_head, step.plan.head), batch, size.rows)
@@ -154,7 +155,7 @@ class Runner:
         step = self._make_step(batch, kv_cache, replace(size, decoding=False), whole=False)
         load_snapshots(step, self._code.copy_states)
         stream = NormKernels(step, self._embed(batch, size.tokens) if residual is None else residual)
-        self._run_layers(step, self._all_layers, stream, make_attention(step, self._all_layers, self._code))
+        self._prepare(step, self._all_layers)(stream)
         return stream.read(self.model.norm)
 
     def _find_plan(self, bucket: Bucket, block_size: int, *, whole: bool) -> StepPlan:
@@ -218,7 +219,14 @@ class Runner:
     def _all_layers(self) -> range:
         return range(len(self.model.layers))
 
-    def _run_layers(self, step: Step, layers: range, stream: Stream, attend: Attend) -> None:
+    def _prepare(self, step: Step, layers: range) -> RunLayers:
+        """Return what runs some layers: in one call, or one operation after the other."""
+        whole = None if self.drafter is not None else self._code.find_layers(step, layers)
+        if whole is not None:
+            return whole
+        return functools.partial(self._run_layers, step, layers, make_attention(step, layers, self._code))
+
+    def _run_layers(self, step: Step, layers: range, attend: Attend, stream: Stream) -> None:
         """Add what some layers compute to the residual."""
         inputs = self._compute_inputs(step, layers)
         for index in layers:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -62,6 +63,14 @@ class Stream(ABC):
         """
         raise NotImplementedError
 
+    def put(self, update: Tensor) -> None:
+        """Add an update [tokens, hidden] to the residual.
+
+        Raises:
+            NotImplementedError: no layers of this kind of steps run in one call.
+        """
+        raise NotImplementedError
+
     def look(self) -> Tensor:
         """Return the residual with all that was added, of which nothing changes.
 
@@ -77,3 +86,6 @@ class Stream(ABC):
     @abstractmethod
     def pause(self) -> Stream | None:
         """Return what a step keeps between two of its segments beside the residual that it was begun with."""
+
+
+RunLayers = Callable[[Stream], None]  # adds what some layers of a step compute to its residual

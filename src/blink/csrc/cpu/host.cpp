@@ -11,6 +11,7 @@
 #include "cpu/host_env.h"
 #include "cpu/json_weight.h"
 #include "cpu/kernels.h"
+#include "cpu/layers.h"
 #include "cpu/lease_renewer.h"
 #include "cpu/sampler.h"
 #include "cpu/shm_poller.h"
@@ -210,11 +211,20 @@ void blink_rms_norm(float* out, const float* x, float* residual, const float* we
 
 void blink_rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, void* keys, void* values,
                             uint32_t is_half, uint32_t tokens, uint32_t query_heads, uint32_t kv_heads,
-                            uint32_t head_dim, uint32_t rotary_dim) {
+                            uint32_t head_dim, uint32_t rotary_dim, const float* query_norm, const float* key_norm,
+                            float eps) {
   with_cells(is_half, [&]<class Cell>(Cell) {
     rotate_and_store(qkv, rotation, slots, static_cast<Cell*>(keys), static_cast<Cell*>(values),
-                     {tokens, query_heads, kv_heads, head_dim, rotary_dim});
+                     {tokens, query_heads, kv_heads, head_dim, rotary_dim}, {query_norm, key_norm, eps});
   });
+}
+
+void blink_gate_rows(const float* gate_up, uint32_t rows, uint32_t size, float* out, ThreadPool* pool) {
+  gate_rows(gate_up, rows, size, out, *pool);
+}
+
+void blink_run_layers(const DenseStep* step, const DenseLayer* layers, uint32_t count, ThreadPool* pool) {
+  DenseLayers(*step, *pool).run(layers, count);
 }
 
 ThreadPool* blink_thread_pool_start(uint32_t helpers) { return new ThreadPool(helpers); }

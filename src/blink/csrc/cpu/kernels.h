@@ -37,17 +37,26 @@ struct RotaryShape {
   uint32_t tokens, query_heads, kv_heads, head_dim, rotary_dim;
 };
 
-// Rotate the queries and keys of qkv [tokens, query_heads + 2 * kv_heads, head_dim] in place; copy keys and values to
-// their slots of the caches [slots, kv_heads, head_dim]; slot -1 writes nothing. rotation: [tokens, rotary_dim].
+// The weights [head_dim] of the norms of each query head and each key head; null without such norms.
+struct HeadNorms {
+  const float *query, *key;
+  float eps;
+};
+
+// Normalise the queries and keys, if there are norms of them, and rotate them of qkv [tokens, query_heads + 2 *
+// kv_heads, head_dim] in place; copy keys and values to their slots of the caches [slots, kv_heads, head_dim]; slot -1
+// writes nothing. rotation: [tokens, rotary_dim].
 template <class Cell>
 void rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, Cell* keys, Cell* values,
-                      RotaryShape shape) {
+                      RotaryShape shape, HeadNorms norms) {
   const uint32_t half = shape.rotary_dim / 2, kv_size = shape.kv_heads * shape.head_dim;
   for (uint32_t token = 0; token < shape.tokens; ++token, rotation += shape.rotary_dim) {
     const float* cosines = rotation;
     const float* sines = rotation + half;
     const uint32_t rotated = shape.query_heads + shape.kv_heads;
     for (uint32_t head = 0; head < rotated; ++head, qkv += shape.head_dim) {
+      const float* norm = head < shape.query_heads ? norms.query : norms.key;
+      if (norm != nullptr) rms_norm(qkv, qkv, nullptr, norm, 1, shape.head_dim, norms.eps);
       for (uint32_t i = 0; i < half; ++i) {
         const float low = qkv[i], high = qkv[i + half];
         qkv[i] = low * cosines[i] - high * sines[i];

@@ -11,6 +11,7 @@
 #include "automaton/machine.h"
 #include "cpu/constrain.h"
 #include "cpu/json_weight.h"
+#include "cpu/layer_args.h"
 #include "cpu/sampler.h"
 #include "device/program.h"
 #include "kernels/args.h"
@@ -177,6 +178,7 @@ inline const std::string& layout_text() {
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
+      t.structs<DenseLayer, KeyGroup, DenseStep>();
       t.structs<RankArgs, AllReduceArgs, TwoShotArgs, JoinArgs, EndStepArgs, PullArgs, FollowerProgram>();
     });
     t.section("enums", [&] {

@@ -22,7 +22,7 @@ from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 from blink.region.native import lib
 
 NATIVE_CELLS = (torch.float32, torch.float16)  # types of a cache that native code takes with float32 queries
-_LANES, _MOST_HEAD_DIM = 16, 512  # floats of a head that the native code takes at a time, and at most
+LANES, MOST_HEAD_DIM = 16, 512  # floats of a head that the native code takes at a time, and at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def paged_attention(
 def attend_group(query: Tensor, cache: LayerCache, group: RowGroup, options: AttentionOptions) -> Tensor:
     """Attend the fastest way that the operands permit."""
     is_native = query.dtype == torch.float32 and cache.dtype in NATIVE_CELLS and cache.cells.is_contiguous()
-    is_native = is_native and query.shape[2] % _LANES == 0 and query.shape[2] <= _MOST_HEAD_DIM
+    is_native = is_native and query.shape[2] % LANES == 0 and query.shape[2] <= MOST_HEAD_DIM
     if group.num_queries == 1 and is_native and not options.chunk and is_in_use():
         return attend_native(query, cache, group, options)
     return attend_torch(query, cache, group, options)

@@ -14,7 +14,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from blink.formats.base import QuantizedEmbedding
+from blink.formats.base import QuantizedEmbedding, Weight
+from blink.formats.experts import ExpertWeights
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.thread_pool import find_thread_pool
 from blink.kernels.rounding import find_prompt_rows, rounds_activations
@@ -67,6 +68,11 @@ def row_bytes(format: int, columns: int) -> int:
     return 0 if not values or columns % values else columns // values * lib.blink_gguf_block_bytes(format)
 
 
+def find_address(weight: Weight | ExpertWeights) -> int:
+    """Return where the native library finds a weight's description; 0: the weight is none in GGUF's blocks."""
+    return getattr(weight, "address", 0)
+
+
 class GgufWeight(QuantizedEmbedding):
     """A weight in GGUF's blocks: parts of one number of columns, one below the other, each in a format of its own."""
 
@@ -85,7 +91,7 @@ class GgufWeight(QuantizedEmbedding):
         for part in parts:
             words += [part.blocks.data_ptr(), part.format, len(part.blocks)]
         self._words = torch.tensor(words, dtype=torch.int64)
-        self._address = self._words.data_ptr()
+        self.address = self._words.data_ptr()
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +106,7 @@ class GgufWeight(QuantizedEmbedding):
         first = find_prompt_rows(rows)
         if first < rows:
             self.multiply_rounded(x[first:], result[first:])
-        operands = self._address, x.data_ptr(), first, result.data_ptr(), find_thread_pool()
+        operands = self.address, x.data_ptr(), first, result.data_ptr(), find_thread_pool()
         if first and rounds_activations():
             lib.blink_multiply_gguf_int16(Int16Isa.BEST, *operands)
         elif first:
@@ -111,25 +117,25 @@ class GgufWeight(QuantizedEmbedding):
         """Write x @ weight.T to out, with x rounded to 16 bits: 32 values of a row share a scale."""
         assert x.dtype == torch.float32 and x.is_contiguous() and out.is_contiguous()
         pool = find_thread_pool()
-        lib.blink_multiply_gguf_int16(isa, self._address, x.data_ptr(), len(x), out.data_ptr(), pool)
+        lib.blink_multiply_gguf_int16(isa, self.address, x.data_ptr(), len(x), out.data_ptr(), pool)
 
     def multiply_rounded(self, x: Tensor, out: Tensor, isa: Bf16Isa = Bf16Isa.BEST) -> None:
         """Write x @ weight.T to out, with both rounded to bfloat16 and sums in float32."""
         assert x.dtype == torch.float32 and x.is_contiguous() and out.is_contiguous()
         pool = find_thread_pool()
-        lib.blink_multiply_gguf_bf16(isa, self._address, x.data_ptr(), len(x), out.data_ptr(), pool)
+        lib.blink_multiply_gguf_bf16(isa, self.address, x.data_ptr(), len(x), out.data_ptr(), pool)
 
     def dequantize(self) -> Tensor:
         """Return the weight as a tensor."""
         result = torch.empty(self.shape)
-        lib.blink_dequantize_gguf(self._isa, self._address, result.data_ptr(), find_thread_pool())
+        lib.blink_dequantize_gguf(self._isa, self.address, result.data_ptr(), find_thread_pool())
         return result
 
     def take_rows(self, rows: Tensor) -> Tensor:
         """Return some rows."""
         rows = rows.to(torch.int32).contiguous()
         result = torch.empty(len(rows), self.shape[1])
-        found = lib.blink_take_gguf_rows(self._isa, self._address, rows.data_ptr(), len(rows), result.data_ptr())
+        found = lib.blink_take_gguf_rows(self._isa, self.address, rows.data_ptr(), len(rows), result.data_ptr())
         if found < len(rows):
             raise IndexError(f"row {int(rows[found])} of a weight of {self.shape[0]} rows")
         return result

@@ -24,21 +24,26 @@ def rotate_and_store(
 ) -> Tensor:
     """Compute rotate_and_store the fastest way that the operands permit."""
     is_native = qkv.dtype == torch.float32 and cache.dtype in NATIVE_CELLS and kv_slots.dtype == torch.int32
-    if head_norm is None and is_native:
-        return rotate_and_store_native(qkv, rotation, kv_slots, cache)
+    if is_native:
+        return rotate_and_store_native(qkv, rotation, kv_slots, cache, head_norm)
     return rotate_and_store_torch(qkv, rotation, kv_slots, cache, head_norm, kv_scales)
 
 
-def rotate_and_store_native(qkv: Tensor, rotation: Tensor, kv_slots: Tensor, cache: LayerCache) -> Tensor:
+def rotate_and_store_native(
+    qkv: Tensor, rotation: Tensor, kv_slots: Tensor, cache: LayerCache, head_norm: HeadNorm | None = None
+) -> Tensor:
     """Compute rotate_and_store of float32 in one pass, in place; the cache has float32 or float16."""
     assert qkv.is_contiguous() and rotation.is_contiguous() and kv_slots.is_contiguous() and cache.cells.is_contiguous()
     kv_heads, head_dim = cache.kv_heads, cache.head_dim
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     num_q = heads.shape[1] - 2 * kv_heads
     is_half = cache.dtype == torch.float16
+    norms = (None, None, 0.0)
+    if head_norm is not None:
+        norms = head_norm.query_weight.data_ptr(), head_norm.key_weight.data_ptr(), head_norm.eps
     lib.blink_rotate_and_store(
         qkv.data_ptr(), rotation.data_ptr(), kv_slots.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr(),
-        is_half, qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1],
+        is_half, qkv.shape[0], num_q, kv_heads, head_dim, rotation.shape[1], *norms,
     )  # fmt: skip
     return heads[:, :num_q]
 
