@@ -14,8 +14,6 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from filelock import FileLock
-
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 
@@ -75,6 +73,8 @@ def fetch_default_model() -> Path:
     path = default_model_path()
     if path.is_file():
         return path
+    from filelock import FileLock  # which loads much, for what happens once
+
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):
