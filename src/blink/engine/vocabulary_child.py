@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from blink.text.vocabulary import Vocabulary
 
 _HEAD = struct.Struct("<Q")  # how many starts there are: what the child writes first
+_NICENESS = 10  # on two cores, the engine and a frontend have one each; the engine needs the tokens last
 _MOST_TOKENS = 1 << 21  # tokenizers of today have a tenth; their ids may be any
 
 
@@ -49,6 +50,7 @@ def _run_child(parent: int, config: ModelConfig, file: int) -> NoReturn:
     status = 1
     try:
         die_with_parent(parent, signal.SIGKILL)
+        os.nice(_NICENESS)
         status = 0 if _write_file(config, file) else 1
     finally:
         os._exit(status)  # whatever was raised: the engine meets it again
