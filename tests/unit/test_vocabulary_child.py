@@ -28,8 +28,9 @@ logging.basicConfig(format="%(message)s")
 config = EngineConfig(model=ModelConfig(model=sys.argv[1]))
 child = VocabularyChild(config.model)
 if sys.argv[2] == "kill":
-    os.kill(child._process, signal.SIGKILL)
-found = child.read(config, int(sys.argv[3]))
+    os.kill(child.process, signal.SIGKILL)
+from blink.engine.vocabulary import read_vocabulary
+found = read_vocabulary(config, int(sys.argv[3]), child)
 print(found.starts.tolist(), found.text.tolist(), "tokenizers" in sys.modules, sep="\\n")
 """
 

@@ -25,7 +25,7 @@ def run(namespace: Namespace) -> int:
     check_there("torch", "the engine")
     set_up_logging("info", config.log_format)
     config = replace(config, model=localize(config.model))
-    vocabulary = VocabularyChild(config.model)  # before torch, whose threads a fork would leave behind
+    child = VocabularyChild(config.model)  # before torch, whose threads a fork would leave behind
     boot = load("blink.engine.boot", "the engine")
     gc.freeze()  # modules live as long as the process: no collection need walk through torch's
-    return boot.run_engine(config, vocabulary.read)
+    return boot.run_engine(config, child)

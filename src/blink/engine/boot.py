@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import torch
@@ -18,15 +19,16 @@ from blink.engine.cpu import CpuEngine
 from blink.engine.determinism import is_deterministic
 from blink.engine.rank_fit import choose_size, measure_model
 from blink.engine.vocabulary import ReadVocabulary, read_vocabulary
+from blink.engine.vocabulary_child import VocabularyChild
 from blink.errors import ConfigError
 
 logger = logging.getLogger("blink.engine")
 
 
-def run_engine(config: EngineConfig, read: ReadVocabulary = read_vocabulary) -> int:
+def run_engine(config: EngineConfig, child: VocabularyChild | None = None) -> int:
     """Run an engine until SIGTERM or SIGINT has drained it; a second signal stops it at once.
 
-    read: returns the bytes of the model's tokens.
+    child: reads the bytes of the model's tokens.
 
     Returns the process's exit status: 0, or 1 if the scheduler stopped on an error.
 
@@ -34,7 +36,7 @@ def run_engine(config: EngineConfig, read: ReadVocabulary = read_vocabulary) -> 
         ConfigError: model, options and machine do not fit together.
     """
     try:
-        engine = create_engine(config, read)
+        engine = create_engine(config, partial(read_vocabulary, child=child))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(
             f"there is not enough memory ({str(error).splitlines()[0]}): take a smaller model or dtype, or lower "

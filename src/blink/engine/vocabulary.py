@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 
 from blink.config import EngineConfig
+from blink.engine.vocabulary_child import VocabularyChild, load_reader
 from blink.region.native import lib
 from blink.text.vocabulary import Vocabulary
 
 ReadVocabulary = Callable[[EngineConfig, int], Vocabulary]  # of as many tokens
 
 
-def read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
-    """Return the bytes of the model's tokens; none where it has no tokenizer."""
-    from blink.text import model_vocabulary  # it loads the tokenizer's library, which most engines leave to a child
-
-    return model_vocabulary.read_vocabulary(config.model, vocab_size)
+def read_vocabulary(config: EngineConfig, vocab_size: int, child: VocabularyChild | None = None) -> Vocabulary:
+    """Return the bytes of the model's tokens, which a child may have read; none where it has no tokenizer."""
+    found = child.wait() if child is not None else None
+    if found is not None:
+        return Vocabulary.unpack(found).resize(vocab_size)
+    return load_reader().read_vocabulary(config.model, vocab_size)
 
 
 def write_vocabulary(vocabulary: Vocabulary, array: Callable[[str, torch.dtype], Tensor]) -> None:

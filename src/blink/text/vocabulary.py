@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # No text holds this byte, so no automaton takes a special token but where it names one.
 _WINDOW = 8  # bytes that are read at once: the text is filled up to them
+_HEAD = struct.Struct("<Q")  # how many starts there are
 _SPECIAL_MARK = bytes([CONSTANTS["special_token_byte"]])
 
 
@@ -26,6 +28,17 @@ class Vocabulary:
 
     starts: npt.NDArray[np.uint32]  # [vocab_size + 1]
     text: npt.NDArray[np.uint8]
+
+    def pack(self) -> bytes:
+        """Return it as bytes, for another process of this machine."""
+        return _HEAD.pack(len(self.starts)) + self.starts.tobytes() + self.text.tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Vocabulary:
+        """Return what pack() has returned."""
+        own = bytearray(data)  # which may be written to
+        starts = np.frombuffer(own, np.uint32, _HEAD.unpack_from(own)[0], _HEAD.size)
+        return cls(starts, np.frombuffer(own, np.uint8, offset=_HEAD.size + starts.nbytes))
 
     def resize(self, vocab_size: int) -> Vocabulary:
         """Return as many tokens: the first ones, or others behind them that have no bytes."""

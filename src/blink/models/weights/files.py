@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -73,11 +74,10 @@ def fetch_default_model() -> Path:
     path = default_model_path()
     if path.is_file():
         return path
-    from filelock import FileLock  # which loads much, for what happens once
-
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have downloaded it while this one waited for the lock.
             if not path.is_file():
                 with tempfile.TemporaryDirectory(dir=path.parent, prefix="download-") as folder:
