@@ -154,8 +154,10 @@ def test_there_is_no_service_before_an_engine_and_it_is_found_when_it_comes(
     assert client.tick() is None and not client.ready and client.stats() == {}
     with pytest.raises(EngineUnavailableError, match="not running"):
         submit(client)
+    assert client.tick_seconds < 0.1, "an engine that has booted serves at once"
     start()
     connect(client)
+    assert client.tick_seconds == 0.25
     assert answer(client, submit(client, 1)) == ([11], FinishReason.LENGTH)
 
 

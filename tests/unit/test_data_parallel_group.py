@@ -22,7 +22,7 @@ from blink.link.group import EngineGroup, add_stats
 from blink.link.queue_pair import NO_ORIGIN
 from blink.offline.options import read_options
 from blink.region.files import engine_regions, server_region
-from blink.region.memory import HASH_KEY_VARIABLE
+from blink.region.outside import HASH_KEY_VARIABLE
 from blink.request.engine_tables import EngineTables, engine_of
 from blink.request.planner import PlannedSequence
 from blink.request.table import Observer

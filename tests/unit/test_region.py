@@ -20,7 +20,6 @@ from blink.errors import ConfigError, EngineUnavailableError, LayoutMismatchErro
 from blink.region.files import check_unserved, region_path, remove_stale_regions
 from blink.region.layout import CONSTANTS, CQE, DIGEST, SQE
 from blink.region.memory import (
-    HASH_KEY_VARIABLE,
     QueuePairAddresses,
     Region,
     claim_queue_pair,
@@ -28,6 +27,7 @@ from blink.region.memory import (
     open_region,
     publish_region,
 )
+from blink.region.outside import HASH_KEY_VARIABLE
 
 PAIRS = 3
 

@@ -17,7 +17,8 @@ from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
 from blink.region.files import Reservation, check_unserved, region_path, remove_stale_regions, remove_unserved
-from blink.region.memory import Region, create_region, open_region, publish_region, read_heartbeat
+from blink.region.memory import Region, create_region, open_region, publish_region
+from blink.region.outside import read_heartbeat
 
 _HOLDER = """
 import sys

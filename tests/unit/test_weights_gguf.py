@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.models.weights.gguf_file import GgufFile
+from blink.models.weights.gguf_header import read_gguf_metadata
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from gguf_conversion import convert
@@ -327,11 +328,14 @@ def test_tensors_equal_those_that_the_gguf_package_reads(tmp_path: Path) -> None
 def test_metadata_equals_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "some.gguf"
     write_tensors(path, {"x": (np.ones((1, 32), np.float32), Kind.F32)})
-    metadata = GgufFile(path).metadata
+    metadata = read_gguf_metadata(path)
     assert metadata["tokenizer.ggml.tokens"] == ["a", "ü", "漢字"]
     assert metadata["some.float"] == 1.5
     assert metadata["some.bool"] is True
     assert metadata["some.numbers"] == [3, -1, 4]
+    others = {key: value for key, value in metadata.items() if not key.startswith("tokenizer.")}
+    assert GgufFile(path).metadata == others, "weights need no vocabulary"
+    assert GgufFile(path).tensors["x"].shape == (1, 32)
 
 
 @pytest.mark.parametrize("length", [0, 3, 20, 150, -1])

@@ -184,8 +184,7 @@ def _served_hosts(config: FrontendConfig) -> tuple[str, ...]:
 def _lifespan(service: ApiService):
     @asynccontextmanager
     async def run(_: FastAPI) -> AsyncIterator[None]:
-        service.poller.start()
-        service.compilation.start()
+        service.poller.start(service.compilation.start)  # not before: while an engine boots, it needs the cores
         start_beating(asyncio.get_running_loop())
         # What is alive now lives as long as the process: no collection need ever walk through it again.
         gc.collect()

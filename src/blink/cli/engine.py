@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import gc
 from argparse import Namespace
 from dataclasses import replace
 
 from blink.cli.flags import build_config
-from blink.cli.loading import load
+from blink.cli.loading import check_there, load
 from blink.config import EngineConfig
+from blink.engine.vocabulary_child import VocabularyChild
 from blink.host.logs import set_up_logging
 from blink.host.process import raise_descriptor_limit
 from blink.hub.localize import localize
@@ -20,6 +22,10 @@ def run(namespace: Namespace) -> int:
     raise_descriptor_limit()
     config = build_config(EngineConfig, namespace)
     check_unserved(config.region)  # again later, but this is before torch and the model are loaded
-    boot = load("blink.engine.boot", "the engine")
+    check_there("torch", "the engine")
     set_up_logging("info", config.log_format)
-    return boot.run_engine(replace(config, model=localize(config.model)))
+    config = replace(config, model=localize(config.model))
+    child = VocabularyChild(config.model)  # before torch, whose threads a fork would leave behind
+    boot = load("blink.engine.boot", "the engine")
+    gc.freeze()  # modules live as long as the process: no collection need walk through torch's
+    return boot.run_engine(config, child)

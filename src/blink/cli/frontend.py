@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from argparse import Namespace
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from blink.hub.localize import localize
 def run(namespace: Namespace) -> int:
     """Serve until a signal arrives; return the exit status."""
     raise_descriptor_limit()
+    gc.freeze()  # modules live as long as the process: no collection need walk through them
     config = build_config(FrontendConfig, namespace)
     # A frontend reads no weights: of a model on the hub it gets what describes it.
     model = localize(replace(config.model, load_format="dummy"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from blink.host.heartbeat import HeartbeatAge
 from blink.host.process import Hindrance
-from blink.region.memory import read_heartbeat
+from blink.region.outside import read_heartbeat
 
 _GONE_SECONDS = 2.0  # an engine ends by itself when its region is gone; this one has not
 _NOTHING = Hindrance()

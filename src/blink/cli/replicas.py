@@ -17,7 +17,7 @@ from blink.config import EngineConfig, ServeConfig
 from blink.errors import ConfigError
 from blink.host.nvml import count_gpus
 from blink.region.files import engine_regions, region_path
-from blink.region.memory import HASH_KEY_VARIABLE
+from blink.region.outside import HASH_KEY_VARIABLE
 
 _HEARTBEAT_TIMEOUT: Final = 10.0  # seconds without a heartbeat after which an engine is ended
 _GPUS = "CUDA_VISIBLE_DEVICES"

@@ -13,3 +13,5 @@ if "OMP_WAIT_POLICY" not in os.environ:
 # hours, by hundreds of MB. These hold all small steps of decoding; compiling another takes about a millisecond.
 for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_cache, "64")
+# No engine runs on a device that a plugin of torch adds: torch need not look through all packages for one as it loads.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -32,7 +32,7 @@ from blink.engine.geometry import (
 )
 from blink.engine.host_tier import host_sizes
 from blink.engine.kv_publisher import open_publishers
-from blink.engine.vocabulary import read_vocabulary, write_vocabulary
+from blink.engine.vocabulary import ReadVocabulary, read_vocabulary, write_vocabulary
 from blink.errors import ConfigError
 from blink.host.process import read_available_memory
 from blink.kernels.batch import map_batch
@@ -68,7 +68,7 @@ class Engine(ABC):
     make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
     _num_snapshots = 0  # until the KV cache is sized
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device, read: ReadVocabulary = read_vocabulary) -> None:
         """Load the model and lay out all memory; frontends see nothing before run().
 
         Raises:
@@ -84,7 +84,7 @@ class Engine(ABC):
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
-        vocabulary = read_vocabulary(config, spec.vocab_size)
+        vocabulary = read(config, spec.vocab_size)
         size = self._size_kv_cache()
         self._num_snapshots = self._count_snapshots(size.num_blocks)
         self._check_memory(size)

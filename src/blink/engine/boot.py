@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from types import FrameType
 
 import torch
@@ -17,13 +18,17 @@ from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
 from blink.engine.determinism import is_deterministic
 from blink.engine.rank_fit import choose_size, measure_model
+from blink.engine.vocabulary import ReadVocabulary, read_vocabulary
+from blink.engine.vocabulary_child import VocabularyChild
 from blink.errors import ConfigError
 
 logger = logging.getLogger("blink.engine")
 
 
-def run_engine(config: EngineConfig) -> int:
+def run_engine(config: EngineConfig, child: VocabularyChild | None = None) -> int:
     """Run an engine until SIGTERM or SIGINT has drained it; a second signal stops it at once.
+
+    child: reads the bytes of the model's tokens.
 
     Returns the process's exit status: 0, or 1 if the scheduler stopped on an error.
 
@@ -31,7 +36,7 @@ def run_engine(config: EngineConfig) -> int:
         ConfigError: model, options and machine do not fit together.
     """
     try:
-        engine = create_engine(config)
+        engine = create_engine(config, partial(read_vocabulary, child=child))
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise ConfigError(
             f"there is not enough memory ({str(error).splitlines()[0]}): take a smaller model or dtype, or lower "
@@ -56,7 +61,7 @@ def run_engine(config: EngineConfig) -> int:
     return status
 
 
-def create_engine(config: EngineConfig) -> Engine:
+def create_engine(config: EngineConfig, read: ReadVocabulary = read_vocabulary) -> Engine:
     """Load the model and prepare the engine for the configured device.
 
     Raises:
@@ -67,10 +72,10 @@ def create_engine(config: EngineConfig) -> Engine:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
-        return CpuEngine(config)
+        return CpuEngine(config, read)
     from blink.engine.gpu import GpuEngine
 
-    return GpuEngine(config)
+    return GpuEngine(config, read)
 
 
 def _settle_ranks(config: EngineConfig) -> EngineConfig:

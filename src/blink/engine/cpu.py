@@ -26,6 +26,7 @@ from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.engine.same_model import open_same_model
 from blink.engine.state import HostState
+from blink.engine.vocabulary import ReadVocabulary, read_vocabulary
 from blink.errors import BadRequestError, ConfigError
 from blink.host.process import read_available_memory, release_memory
 from blink.kernels.all_reduce import RankLostError
@@ -62,12 +63,12 @@ class CpuEngine(Engine):
     cost_seconds = 0.02
     rank_timeout: ClassVar[float] = 30.0  # seconds that ranks wait for each other within a step
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, read: ReadVocabulary = read_vocabulary) -> None:
         if config.cpu_threads:
             torch.set_num_threads(config.cpu_threads)
         self._followers: Followers | None = None
         try:
-            super().__init__(config, torch.device("cpu"))
+            super().__init__(config, torch.device("cpu"), read)
             write_fingerprint(self._region, self._config, self._config.model, self._model.device)
             self._fill_costs()
             self._host = self._allocate_host(self._model)

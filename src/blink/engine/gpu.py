@@ -32,6 +32,7 @@ from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.engine.guessing import add_drafter, count_head_bytes, reserve_residuals
 from blink.engine.model_control import ModelControl
 from blink.engine.rank_fit import DEFAULT_STEP_TOKENS, GRAPH_BYTES
+from blink.engine.vocabulary import ReadVocabulary, read_vocabulary
 from blink.errors import ConfigError
 from blink.host.heartbeat import HeartbeatAge
 from blink.kernels.batch import Batch
@@ -68,13 +69,13 @@ class GpuEngine(Engine):
     _group: GpuGroup | None = None  # of several ranks
     _control: ModelControl | None = None  # of changes to the model
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, read: ReadVocabulary = read_vocabulary) -> None:
         refuse_on_gpu(config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         device = torch.device("cuda", torch.cuda.current_device())
         self._parts = gpu_weights.reserve_parts(device)
-        super().__init__(config, device)
+        super().__init__(config, device, read)
         write_fingerprint(self._region, self._config, self._config.model, self._model.device)
         for follower, store in zip(self._followers, self._stores[1:], strict=False):
             follower.runner.adapters = store

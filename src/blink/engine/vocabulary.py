@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -11,24 +10,19 @@ import torch
 from torch import Tensor
 
 from blink.config import EngineConfig
-from blink.errors import ConfigError
-from blink.models.weights.files import resolve_model
+from blink.engine.vocabulary_child import VocabularyChild, load_reader
 from blink.region.native import lib
-from blink.text.tokenizer import NoTokenizer
-from blink.text.tokenizer_parts import load_parts
-from blink.text.vocabulary import Vocabulary, list_vocabulary
+from blink.text.vocabulary import Vocabulary
 
-logger = logging.getLogger("blink.engine")
+ReadVocabulary = Callable[[EngineConfig, int], Vocabulary]  # of as many tokens
 
 
-def read_vocabulary(config: EngineConfig, vocab_size: int) -> Vocabulary:
-    """Return the bytes of the model's tokens; none where it has no tokenizer."""
-    try:
-        tokenizer = load_parts(config.model, resolve_model(config.model.model))[0]
-    except ConfigError as error:
-        logger.warning("no structured outputs: %s", error)
-        tokenizer = NoTokenizer()
-    return list_vocabulary(tokenizer, vocab_size)
+def read_vocabulary(config: EngineConfig, vocab_size: int, child: VocabularyChild | None = None) -> Vocabulary:
+    """Return the bytes of the model's tokens, which a child may have read; none where it has no tokenizer."""
+    found = child.wait() if child is not None else None
+    if found is not None:
+        return Vocabulary.unpack(found).resize(vocab_size)
+    return load_reader().read_vocabulary(config.model, vocab_size)
 
 
 def write_vocabulary(vocabulary: Vocabulary, array: Callable[[str, torch.dtype], Tensor]) -> None:

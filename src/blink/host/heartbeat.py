@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
 from blink.host.process import Hindrance
+
+if TYPE_CHECKING:
+    import asyncio
 
 VARIABLE = "BLINK_HEARTBEAT_FD"  # tells a child the descriptor that it inherits
 _BEAT_SECONDS = 0.25

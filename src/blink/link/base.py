@@ -72,6 +72,8 @@ class Link(Protocol):
 class Connector(Protocol):
     """A way to whatever engine serves at one place, now or later."""
 
+    retry_seconds: float  # to wait after open() has returned nothing or raised
+
     def open(self) -> Link | None:
         """Return a link, or None while one is on its way; never block for more than some milliseconds.
 

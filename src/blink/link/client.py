@@ -26,6 +26,7 @@ from blink.sampling_params import SamplingParams
 
 ATTACH_WAIT = 0.02  # seconds
 _POLL_INTERVAL_US = 50
+_TICK_SECONDS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,13 @@ class EngineClient:
         """What decides the bits of answers, as the engine tells it; empty: other requests do, too."""
         return bytes(self._link.header["fingerprint"]).decode() if self._link is not None else ""
 
+    @property
+    def tick_seconds(self) -> float:
+        """Seconds until the next tick(): fewer while there is no engine."""
+        return _TICK_SECONDS if self.ready else min(_TICK_SECONDS, self._connector.retry_seconds)
+
     def tick(self) -> str | None:
-        """Renew the lease and watch the engine; call it every quarter of a second.
+        """Renew the lease and watch the engine; call it again after `tick_seconds`.
 
         Returns the reason when every outstanding sequence was lost since the last call, else None.
         """

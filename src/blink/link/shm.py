@@ -12,6 +12,8 @@ from blink.region.native import lib
 class ShmConnector:
     """The way to an engine of this host, by its region's name."""
 
+    retry_seconds = 0.05  # a look at a file: an engine that has just booted serves so much sooner
+
     def __init__(self, region: str) -> None:
         self._region = region
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from blink.errors import ConfigError
-from blink.region.layout import CONSTANTS
+from blink.region.constants import CONSTANTS
 
 SHM = Path("/dev/shm")
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length (0: to the end), pid

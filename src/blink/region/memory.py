@@ -7,7 +7,6 @@ import fcntl
 import mmap
 import os
 import struct
-import sys
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,8 +37,8 @@ from blink.region.layout import (
     field_offset,
 )
 from blink.region.native import lib
+from blink.region.outside import HASH_KEY_VARIABLE
 
-HASH_KEY_VARIABLE = "BLINK_HASH_KEY"  # of engines whose prompts one frontend hashes
 _HASH_KEY_BYTES = HEADER["hash_key"].shape[0]
 
 
@@ -243,22 +242,6 @@ def open_region(name: str) -> Region:
         os.close(fd)
         raise
     return Region(path, fd)
-
-
-def read_heartbeat(name: str) -> int | None:
-    """Read the heartbeat in a region's file; None if there is none.
-
-    It is read and not mapped: a file may be truncated at any time, and touching a mapping of it would be fatal.
-    """
-    try:
-        fd = open_own(region_path(name), os.O_RDONLY)
-    except (FileNotFoundError, ConfigError):
-        return None
-    try:
-        word = os.pread(fd, 8, CONSTANTS["control_offset"] + field_offset(CONTROL, "heartbeat"))
-    finally:
-        os.close(fd)
-    return int.from_bytes(word, sys.byteorder) if len(word) == 8 else None
 
 
 def check_file(fd: int, path: Path) -> None:

@@ -58,6 +58,11 @@ class Tokenizer:
         """Return the number of ids, added tokens included."""
         return self._backend.get_vocab_size()
 
+    @property
+    def end_id(self) -> int:
+        """Return one more than the largest id: ids may have gaps."""
+        return 1 + max(self._backend.get_vocab().values(), default=-1)
+
     @cached_property
     def max_token_chars(self) -> int:
         """Return an upper bound of the characters of input that one token can stand for."""

@@ -21,7 +21,6 @@ from blink.link.group import EngineGroup
 from blink.region.layout import Opcode
 from blink.request.engine_tables import EngineTables
 
-_TICK_SECONDS = 0.25
 _RESET_LOOK_SECONDS = 0.005
 
 logger = logging.getLogger(__name__)
@@ -52,9 +51,14 @@ class Poller:
         )
         self._stats_line = stats_line
         self._timer: asyncio.TimerHandle | None = None
+        self._on_connect: Callable[[], None] = lambda: None
 
-    def start(self) -> None:
-        """Look after the completion queues and the engines from now on."""
+    def start(self, on_connect: Callable[[], None] = lambda: None) -> None:
+        """Look after the completion queues and the engines from now on.
+
+        on_connect: called each time that an engine is there.
+        """
+        self._on_connect = on_connect
         for table in self.table.tables:
             asyncio.get_running_loop().add_reader(table.client.fileno(), table.drain)
         self._tick()
@@ -107,7 +111,8 @@ class Poller:
             raise ClientLimitError(f"This client has {self._by_flow[flow]} of its {limit} sequences. Retry later.")
 
     def _tick(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        seconds = min(client.tick_seconds for client in self.group.clients)
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._tick)
         self.metrics.keep([(table.num_open, table.num_waiting) for table in self.table.tables])
         if self._stats_line is not None:
             self._stats_line.look(time.monotonic())
@@ -124,6 +129,7 @@ class Poller:
         if client.ready and client.info is not None and (lost is not None or not was_ready):
             self.metrics.model_name = self.metrics.model_name or client.info.model
             logger.info("connected to %s of %s", name, client.info.model)
+            self._on_connect()
 
 
 async def _reset_prefix_cache(client: EngineClient) -> None:

@@ -22,6 +22,8 @@ _MAX_DESCRIPTOR = 1 << 16  # bytes; the metadata of a NIXL agent grows with the 
 class RdmaConnector:
     """The way to the engine whose control port is at HOST:PORT."""
 
+    retry_seconds = 0.25
+
     def __init__(self, place: str, config: RdmaConfig) -> None:
         """Check that this machine can do RDMA.
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -13,8 +14,6 @@ import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-
-from filelock import FileLock
 
 from blink.config import ModelConfig
 from blink.errors import ConfigError
@@ -77,7 +76,8 @@ def fetch_default_model() -> Path:
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             # Another process may have downloaded it while this one waited for the lock.
             if not path.is_file():
                 with tempfile.TemporaryDirectory(dir=path.parent, prefix="download-") as folder:

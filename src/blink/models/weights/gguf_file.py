@@ -51,6 +51,8 @@ class GgufTensor:
 class GgufFile:
     """An open GGUF file, or all files of a split model, whose first is given: `metadata` by key, `tensors` by name.
 
+    `metadata` has nothing of the tokenizer.
+
     Raises:
         ConfigError: a file is no GGUF file of version 2 or 3, is cut off or missing.
     """
@@ -72,7 +74,7 @@ class GgufFile:
         data, part = map_gguf(path), len(self._parts)
         self._parts.append(data)
         reader = HeaderReader(data, path)
-        metadata, infos = reader.read_pairs(), reader.read_tensor_infos()
+        metadata, infos = reader.read_pairs(with_tokenizer=False), reader.read_tensor_infos()
         default = gguf.GGUF_DEFAULT_ALIGNMENT
         alignment = Fields(metadata, str(path)).integer("general.alignment", default, high=_MAX_ALIGNMENT)
         start = -(-reader.offset // alignment) * alignment

@@ -19,6 +19,7 @@ from blink.fields import show
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_TOKENIZER = "tokenizer."  # how the keys of the vocabulary begin, which is nearly all of a header
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4  # ggml's
 _MAX_DEPTH = 4  # of arrays of arrays
@@ -69,6 +70,7 @@ class HeaderReader:
         self._end = min(len(data), _MAX_HEADER_BYTES)
         self._offset = 0
         self._num_tensors = 0
+        self._keeps_strings = True
 
     @property
     def offset(self) -> int:
@@ -79,8 +81,8 @@ class HeaderReader:
         """Return the error for a file whose header cannot be read."""
         return ConfigError(f"{self._path} is not a readable GGUF file ({reason}); download it again.")
 
-    def read_pairs(self) -> dict[str, Any]:
-        """Return all key-value pairs."""
+    def read_pairs(self, *, with_tokenizer: bool = True) -> dict[str, Any]:
+        """Return all key-value pairs, or those that are no part of the tokenizer, in a third of the time."""
         if self._data[:4] != b"GGUF":
             raise self.damaged("wrong magic")
         self._offset = 4
@@ -94,8 +96,10 @@ class HeaderReader:
             key = self._string()
             if key in pairs:
                 raise self.damaged(f"the key {show(key)} is there twice")
+            self._keeps_strings = with_tokenizer or not key.startswith(_TOKENIZER)
             pairs[key] = self._value(self._scalar("I"))
-        return pairs
+        self._keeps_strings = True
+        return pairs if with_tokenizer else {k: v for k, v in pairs.items() if not k.startswith(_TOKENIZER)}
 
     def read_tensor_infos(self) -> dict[str, TensorInfo]:
         """Return what stands behind the pairs, by the tensors' names."""
@@ -125,7 +129,7 @@ class HeaderReader:
     def _array(self, depth: int) -> list[Any]:
         kind, count = self._scalar("I"), self._scalar("Q")
         if kind == _STRING:
-            return self._strings(count)
+            return self._strings(count) if self._keeps_strings else self._skip_strings(count)
         if kind == _ARRAY:
             if not depth:
                 raise self.damaged("arrays are nested too deeply")
@@ -153,6 +157,20 @@ class HeaderReader:
             strings.append(data[start:offset].decode("utf-8", "replace"))
         self._offset = offset
         return strings
+
+    def _skip_strings(self, count: int) -> list[str]:
+        """Go behind strings, and return none."""
+        self._need(count, _STRING_BYTES)
+        data, offset, unpack = self._data, self._offset, struct.Struct("<Q").unpack_from
+        last = self._end - _STRING_BYTES
+        for _ in range(count):
+            if offset > last:
+                raise self._cut_off()
+            offset += _STRING_BYTES + unpack(data, offset)[0]
+        if offset > self._end:
+            raise self._cut_off()
+        self._offset = offset
+        return []
 
     def _string(self) -> str:
         return self._strings(1)[0]
