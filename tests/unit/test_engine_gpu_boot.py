@@ -216,7 +216,7 @@ def test_a_draft_layer_has_such_graphs_and_blocks_too(
     """Of a model of three layers, of which two are recurrent."""
     monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
     model, told = write_mtp_clockwork(tmp_path, 96, noise=0), {"method": "mtp", "num_speculative_tokens": 3}
-    options = {"speculative_config": json.dumps(told), "num_gpu_blocks_override": 77}
+    options: dict[str, Any] = {"speculative_config": json.dumps(told), "num_gpu_blocks_override": 77}
     engine, _ = boot(model, monkeypatch, free=4 * GIB, total=4 * GIB, **options)
     kinds = [step[-1] for step, index in itertools.pairwise(log) if isinstance(index, int) and isinstance(step, tuple)]
     guessing = [kind for kind in kinds if "skips_guesses" not in str(kind)]

@@ -28,9 +28,9 @@ class CpuGuesses:
         self, batch: Batch, size: tuple[int, int], num_guesses: int, attention: Attention, dtype: torch.dtype
     ) -> None:
         """Find them in a sampled step, as FindGuesses."""
-        del attention, dtype
+        del attention
         num_tokens, num_rows = size
-        self._batch, self._num_guesses = batch, num_guesses
+        self._batch, self._num_guesses, self._dtype = batch, num_guesses, dtype
         self.next_ids = _next_tokens(batch, num_tokens, num_rows)
         self.ends, self.slots, self._positions = _find_ends(batch, num_rows)
 
@@ -39,7 +39,7 @@ class CpuGuesses:
         batch, num_rows = self._batch, len(self.ends)
         self.step = replace(batch, header=torch.full_like(batch.header, num_rows))
         lens = (self._positions + 1).to(torch.int32)
-        group = plan_group(batch.block_tables, self.slots, lens, [0, 1], 0, cache.block_size, cache.dtype)
+        group = plan_group(batch.block_tables, self.slots, lens, [0, 1], 0, cache.block_size, self._dtype)
         cells = cache.cells.view(torch.uint8) if cache.dtype == FP8 else cache.cells
         copied = cells.index_select(1, group.blocks).unflatten(1, (num_rows, -1)).flatten(2, 3)
         room = torch.zeros_like(copied[:, :, :1]).expand(-1, -1, self._num_guesses, -1, -1)
