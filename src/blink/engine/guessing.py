@@ -41,12 +41,12 @@ def add_drafter(runner: Runner, config: EngineConfig, guessing_rows: int = 0) ->
 
 
 def make_drafter(
-    model: Decoder, head: EagleHead | MtpHead, num_drafts: int, find: FindGuesses | None = None
+    model: Decoder, head: EagleHead | MtpHead, num_tokens: int, find: FindGuesses | None = None
 ) -> Drafter:
-    """Return what drafts so many tokens with a model's head; find: the rows, None: as the model's device does."""
+    """Return what guesses so many tokens with a model's head; find: the rows, None: as the model's device does."""
     if isinstance(head, MtpHead):
-        return MtpDrafter(model, head, num_drafts, find)
-    return EagleDrafter(model, head, num_drafts, find)
+        return MtpDrafter(model, head, num_tokens, find)
+    return EagleDrafter(model, head, num_tokens, find)
 
 
 def reserve_residuals(runner: Runner, batch: Batch, residual: Tensor) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LayerDrafter: drafts by one layer that reads hidden states of a step, and the tokens behind them; on every device.
+"""LayerDrafter: drafts by one layer that reads hidden states of a step, and the tokens that follow; on every device.
 
 An entry of its cache at position p is made of a hidden state at p and of the token at p + 1. For each further guess the
 layer reads its own hidden state. Guesses are kept apart from the texts' entries. Nothing that it computes decides on a
