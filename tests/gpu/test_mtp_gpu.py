@@ -137,6 +137,19 @@ def test_sequences_that_are_preempted_go_on_as_they_were(folder: Path) -> None:
     assert min(counts["accepted_tokens"], counts["num_preemptions"]) > 0
 
 
+def test_newer_weights_are_drafted_for(folder: Path, tmp_path: Path) -> None:
+    """The engine's graphs read them where the first ones were."""
+    other = str(write_clockwork(tmp_path, VOCAB, noise=0, seed=6))
+    [(expected, known)] = play(other, "cuda", ([PROMPT], 0.0), speculative_config=MTP)
+    options = OPTIONS | {"speculative_config": MTP}
+    with load_without_costs(write_model(folder, 0.0), device="cuda", **options) as llm:
+        before, _ = ask(llm, [PROMPT], temperature=0.0)
+        llm.update_weights_from_disk(other)
+        answers, counts = ask(llm, [PROMPT], temperature=0.0)
+    assert answers == expected != before
+    assert counts["accepted_tokens"] == known["accepted_tokens"] > 15
+
+
 @pytest.mark.parametrize("quantization", ["auto", "fp8"])
 def test_wide_layers_in_16_and_8_bits_draft_what_follows(tmp_path: Path, quantization: str) -> None:
     """Steps of few rows have kernels of their own, and so have matrices in FP8."""

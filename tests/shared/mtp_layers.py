@@ -176,13 +176,13 @@ WIDE: dict[str, Any] = {
 }
 
 
-def write_clockwork(folder: Path, vocab_size: int, *, noise: float, **changes: Any) -> Path:
+def write_clockwork(folder: Path, vocab_size: int, *, noise: float, seed: int = 5, **changes: Any) -> Path:
     """Write a model whose tokens have one successor each, which its own layer predicts.
 
     noise: how much of what its layers add; 0: nothing. So with some its states decide where the text goes another way,
     which the layer does not know. changes: of its config.
     """
-    draw, config = torch.Generator().manual_seed(5), _CLOCKWORK | changes | {"vocab_size": vocab_size}
+    draw, config = torch.Generator().manual_seed(seed), _CLOCKWORK | changes | {"vocab_size": vocab_size}
     hidden = config["hidden_size"]
     embedding = functional.normalize(torch.randn(vocab_size, hidden, generator=draw), dim=1)
     lm_head = torch.empty_like(embedding)
