@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from test_eagle_head import BLOCK, DRAFTS, TEXT, Play
 from torch import Tensor
 
+from blink import speculation
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.same_model import open_same_model
 from blink.errors import ConfigError
@@ -186,6 +187,14 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
         check_ranks(found, 2)
     with pytest.raises(ConfigError, match="mtp runs on the CPU engine"):
         check_on_gpu(found, is_latent=False, has_windows=False, parts_states=False)
+
+
+def test_a_gpu_takes_it_once_it_has_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = read_speculation({"method": "mtp"})
+    monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
+    check_on_gpu(asked, is_latent=False, has_windows=False, parts_states=False)
+    with pytest.raises(ConfigError, match="recurrent layers on several GPUs"):
+        check_on_gpu(asked, is_latent=False, has_windows=False, parts_states=True)
 
 
 @pytest.mark.parametrize(
