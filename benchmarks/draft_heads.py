@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step takes with an EAGLE-3 head, and what it gives at a forced acceptance, on a GPU with random weights.
+"""What a step takes with a draft head, and what it gives at a forced acceptance, on a GPU with random weights.
 
-The head has the shape of those that are published for the model: a layer as the model's, and 32,000 tokens. Each graph
-is timed as at boot, with the same context. A step with drafts verifies those of the step before, and guesses anew.
+A model of a family with a draft layer of its own (MTP) drafts with that. Others have an EAGLE-3 head of the shape of
+those that are published: a layer as the model's, and 32,000 tokens. Each graph is timed as at boot, with the same
+context. A step with drafts verifies those of the step before, and guesses anew.
 TPOT is its time by the tokens that it gives if so many are accepted, as measured for published heads elsewhere.
 """
 
@@ -25,6 +26,7 @@ from blink.config import EngineConfig, ModelConfig
 from blink.engine.costs import describe_step
 from blink.engine.geometry import list_graphs
 from blink.engine.gpu import GpuEngine
+from blink.models.families import FAMILIES
 from blink.models.mlps import DenseMlp
 from blink.models.weights.source import read_spec
 
@@ -89,9 +91,9 @@ def write_head(folder: Path, model: Path) -> Path:
     return folder
 
 
-def boot(options: argparse.Namespace, head: Path | None) -> TimedEngine:
-    """Boot an engine, with a head if one is given."""
-    fields: dict[str, Any] = {"method": "eagle3", "model": str(head), "num_speculative_tokens": options.drafts}
+def boot(options: argparse.Namespace, method: dict[str, Any]) -> TimedEngine:
+    """Boot an engine, with a head if a method is given."""
+    fields = method | {"num_speculative_tokens": options.drafts}
     return TimedEngine(
         EngineConfig(
             region=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
@@ -100,9 +102,16 @@ def boot(options: argparse.Namespace, head: Path | None) -> TimedEngine:
             num_gpu_blocks_override=4096,
             max_num_seqs=max(options.rows),
             max_num_batched_tokens=max(64, max(options.rows) * (1 + options.drafts)),
-            speculative_config="" if head is None else json.dumps(fields),
+            speculative_config=json.dumps(fields) if method else "",
         )
     )
+
+
+def choose_method(folder: Path, model: Path) -> dict[str, Any]:
+    """Return how a model is drafted for: by its own layer if it has one, else by a head that is written to a folder."""
+    if FAMILIES[read_spec(model).architecture].has_mtp:
+        return {"method": "mtp"}
+    return {"method": "eagle3", "model": str(write_head(folder, model))}
 
 
 def main() -> None:
@@ -113,12 +122,12 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=float, default=2.6, help="that a sequence is given, forced")
     parser.add_argument("--context", type=int, default=512)
     options = parser.parse_args()
-    speculation.HEADS_RUN_ON_GPUS = True
-    plain, times = boot(options, None), dict[str, list[float]]()
+    speculation.MTP_ON_GPU = True
+    plain, times = boot(options, {}), dict[str, list[float]]()
     times["plain"] = [plain.time_rows(rows, options.context) for rows in options.rows]
     plain.remove_region()
     with tempfile.TemporaryDirectory() as folder:
-        engine = boot(options, write_head(Path(folder), options.model))
+        engine = boot(options, choose_method(Path(folder), options.model))
     times["rest"] = [engine.time_rows(rows, options.context, guesses=False) for rows in options.rows]
     times["guess"] = [engine.time_rows(rows, options.context) for rows in options.rows]
     verifying = [rows * (1 + options.drafts) for rows in options.rows]

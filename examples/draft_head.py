@@ -5,7 +5,7 @@
     python examples/draft_head.py MODEL [HEAD]
 
 MODEL is a directory or a .gguf file. HEAD is the directory of an EAGLE-3 head that was trained for this model. Without
-a head the model's own draft layer (MTP) drafts, as Qwen3-Next and Qwen 3.5 have one.
+a head the model's own draft layer (MTP) drafts, as Qwen3-Next and Qwen 3.5 have one, on the CPU.
 """
 
 import json

@@ -6,12 +6,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,16 +20,14 @@ import test_decode_kernels
 
 from blink import LLM, SamplingParams
 from blink.kernels.batch import Batch
-from blink.link.client import EngineClient
 from blink.models.weights.eagle_loader import load_eagle
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
-from blink.region.layout import CqeKind
 from blink.request.source import TokensPrompt
 from blink.runner.eagle import EagleDrafter
 from blink.runner.run import Runner
 from eagle_heads import draw_head, write_clockwork, write_head
-from engine_process import CONFIG, connect, run_engine_process, stopped
+from engine_process import CONFIG, connect, count_tokens, run_engine_process, stopped
 from free_drafts import load_without_costs
 from model_driver import Driver, load_decoder
 from step_plans import plan_of
@@ -126,26 +121,10 @@ def test_drafts_are_verified_while_the_host_process_is_stopped(tmp_path: Path) -
     with run_engine_process(tmp_path, *flags) as (process, region):
         client = connect(region, process)
         before = client.stats()["draft_tokens"]
-        assert stay_stopped(client, process) == [200] * 4
+        with stopped(process):
+            assert count_tokens(client, 200) == [200] * 4
         assert client.stats()["draft_tokens"] > before
         client.close()
-
-
-def stay_stopped(client: EngineClient, process: subprocess.Popen[bytes]) -> list[int]:
-    """Return how many tokens sequences are given while their engine's process is stopped."""
-    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=0.0)
-    with stopped(process):
-        prompts = [np.arange(100 + at, 140 + 2 * at, dtype=np.int32) for at in range(4)]
-        counts = dict.fromkeys([client.submit(prompt, params, seed=1) for prompt in prompts], 0)
-        deadline, num_open = time.monotonic() + 60, len(counts)
-        while num_open:
-            assert time.monotonic() < deadline
-            assert client.tick() is None
-            for completion in client.drain():
-                counts[int(completion["sequence"])] += completion["kind"] == CqeKind.TOKEN
-                num_open -= completion["finish_reason"] != 0
-            time.sleep(0.001)
-    return [*counts.values()]
 
 
 @pytest.mark.parametrize(("rows", "style"), [(1, NormStyle.READER), (2, NormStyle.READER), (12, NormStyle.WRITER)])

@@ -11,18 +11,24 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from blink.config import ModelConfig
+from blink.engine.guessing import make_drafter
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.guesses import CpuGuesses
 from blink.kernels.guesses import RESTS_UNTIL, TEXT_LENGTH, count_blocks
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rotary import make_rotary_table
+from blink.models.decoder import Decoder
 from blink.models.eagle import EagleHead
 from blink.models.layers import Attention
+from blink.models.mtp import MtpHead
 from blink.models.rope import Rope
 from blink.models.weights.eagle_loader import load_eagle
-from blink.runner.eagle import EagleDrafter
+from blink.models.weights.mtp_loader import load_mtp
 from eagle_heads import draw_head, write_clockwork, write_head
 from model_driver import Driver, load_decoder
+from model_families import save_model
+from mtp_layers import add_mtp, draw_mtp
 
 gpu = pytest.importorskip("blink.kernels.gpu.guesses")
 
@@ -152,6 +158,7 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
             known = expected.attend(guess, queries[guess][guessed], turn[guessed])
             torch.testing.assert_close(result[guessed], known, atol=2e-5, rtol=2e-5)
     assert torch.equal(wide[:, :NUM_BLOCKS].cpu(), cells)
+    assert int(found.step.header[Header.NUM_TOKENS]) == num_rows
     if guessed:
         expected.write(drafts[guessed])
     assert torch.equal(own.head_drafts.cpu(), batch.head_drafts)
@@ -173,13 +180,27 @@ def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_
     """A head of random weights in float32, over chunks of prompts and blocks' borders."""
     target, folder = write_clockwork(tmp_path, VOCAB, range(0, VOCAB, 2))
     write_head(folder, draw_head(VOCAB, range(0, VOCAB, 2), seed=4), (0, 1, 1))
-    drivers = [drive(target, folder, torch.device("cpu")), drive(target, folder, device)]
-    cpu, own = drivers
-    assert own.runner.drafter is not None
-    own.runner.drafter = EagleDrafter(own.decoder, head_of(own), GUESSES, find=gpu.GpuGuesses)
+    heads = [load_decoder(target, each, torch.float32) for each in ("cpu", str(device))]
+    compare(*(drive(decoder, load_eagle(str(folder), decoder)) for decoder in heads))
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+def test_a_draft_layer_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_path: Path, name: str) -> None:
+    """Random weights: an MLP or experts behind attention with gates, norms of heads and a part that is rotated."""
+    save_model(name, tmp_path)
+    add_mtp(tmp_path, draw_mtp(tmp_path, seed=12))
+    config = ModelConfig(model=str(tmp_path))
+    layers = [load_decoder(tmp_path, each, torch.float32) for each in ("cpu", str(device))]
+    compare(*(drive(decoder, load_mtp(config, decoder)) for decoder in layers))
+
+
+def compare(cpu: Driver, own: Driver) -> None:
+    """Compare what is drafted behind texts as they are computed in chunks and go on."""
+    assert own.decoder.head is not None
+    own.runner.drafter = make_drafter(own.decoder, own.decoder.head, GUESSES, gpu.GpuGuesses)
     num_drafted, found = 0, cpu.batch.head_drafts
     for _ in range(8):
-        for driver in drivers:
+        for driver in (cpu, own):
             driver.step(max_chunk=7)
         found = own.batch.head_drafts.cpu()
         assert torch.equal(found, cpu.batch.head_drafts)
@@ -188,18 +209,12 @@ def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_
     assert num_drafted > 12 and len({tuple(row) for row in found[:, TEXT_LENGTH:].tolist()}) > 3
 
 
-def head_of(driver: Driver) -> EagleHead:
-    assert isinstance(driver.decoder.head, EagleHead)
-    return driver.decoder.head
-
-
-def drive(model: Path, head: Path, device: torch.device) -> Driver:
+def drive(decoder: Decoder, head: EagleHead | MtpHead) -> Driver:
     """Return a driver of a model with a head, and three texts in it."""
-    decoder = load_decoder(model, str(device), torch.float32)
     decoder.kv_dtype = decoder.dtype  # on a CPU too
-    decoder.add_head(load_eagle(str(head), decoder), 8 * count_blocks(GUESSES, 16))
+    decoder.add_head(head, 8 * count_blocks(GUESSES, 16))
     driver = Driver(decoder, max_len=96)
-    driver.runner.drafter = EagleDrafter(decoder, head_of(driver), GUESSES)
+    driver.runner.drafter = make_drafter(decoder, head, GUESSES)
     for length in (1, 12, 23):
-        driver.add([(7 * at + length) % VOCAB for at in range(length)], 40)
+        driver.add([(7 * at + length) % decoder.spec.vocab_size for at in range(length)], 40)
     return driver

@@ -15,8 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from blink import SamplingParams
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
+from blink.region.layout import CqeKind
 from processes import wait_for
 
 CONFIG = {
@@ -67,6 +71,22 @@ def connect(region: str, process: subprocess.Popen[bytes]) -> EngineClient:
         client.tick()
         time.sleep(0.05)
     return client
+
+
+def count_tokens(client: EngineClient, length: int) -> list[int]:
+    """Return how many tokens four sequences of such a length are given."""
+    params = SamplingParams(max_tokens=length, ignore_eos=True, temperature=0.0)
+    prompts = [np.arange(100 + at, 140 + 2 * at, dtype=np.int32) for at in range(4)]
+    counts = dict.fromkeys([client.submit(prompt, params, seed=1) for prompt in prompts], 0)
+    deadline, num_open = time.monotonic() + 60, len(counts)
+    while num_open:
+        assert time.monotonic() < deadline
+        assert client.tick() is None
+        for completion in client.drain():
+            counts[int(completion["sequence"])] += completion["kind"] == CqeKind.TOKEN
+            num_open -= completion["finish_reason"] != 0
+        time.sleep(0.001)
+    return [*counts.values()]
 
 
 @contextmanager

@@ -37,6 +37,7 @@ _LONG = (
     "tests/gpu/test_attention.py::test_longer_rows_in_a_bucket_of_as_many_rows_as_tokens_are_attended",
     "tests/gpu/test_delta_rule_gpu.py::test_a_prompt_cut_anywhere_leaves_the_same_state",
     "tests/gpu/test_delta_rule_gpu.py::test_one_token_repeated_is_learnt_without_loss",
+    "tests/gpu/test_guesses.py::test_a_draft_layer_drafts_on_a_gpu_what_it_does_on_a_cpu",
     "tests/gpu/test_guesses.py::test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu",
     "tests/gpu/test_expanded_latents.py::test_layers_share_a_plan",
     "tests/gpu/test_expanded_latents.py::test_published_sizes_attend",

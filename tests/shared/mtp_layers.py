@@ -140,13 +140,13 @@ class MtpReference:
         return out
 
 
-HIDDEN, INNER, LAYERS = 32, 48, ("linear_attention", "full_attention", "linear_attention")
+LAYERS = ("linear_attention", "full_attention", "linear_attention")
 _SHARPNESS = 8.0  # of logits
-_CLOCKWORK = {
+_CLOCKWORK: dict[str, Any] = {
     "model_type": "qwen3_5_text",
     "architectures": ["Qwen3_5ForCausalLM"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
+    "hidden_size": 32,
+    "intermediate_size": 48,
     "num_hidden_layers": len(LAYERS),
     "layer_types": [*LAYERS],
     "num_attention_heads": 4,
@@ -164,48 +164,66 @@ _CLOCKWORK = {
 }
 
 
-def write_clockwork(folder: Path, vocab_size: int, *, noise: float) -> Path:
+# Sizes that kernels for few rows and for FP8 take.
+WIDE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+
+
+def write_clockwork(folder: Path, vocab_size: int, *, noise: float, seed: int = 5, **changes: Any) -> Path:
     """Write a model whose tokens have one successor each, which its own layer predicts.
 
     noise: how much of what its layers add; 0: nothing. So with some its states decide where the text goes another way,
-    which the layer does not know.
+    which the layer does not know. changes: of its config.
     """
-    draw = torch.Generator().manual_seed(5)
-    embedding = functional.normalize(torch.randn(vocab_size, HIDDEN, generator=draw), dim=1)
+    draw, config = torch.Generator().manual_seed(seed), _CLOCKWORK | changes | {"vocab_size": vocab_size}
+    hidden = config["hidden_size"]
+    embedding = functional.normalize(torch.randn(vocab_size, hidden, generator=draw), dim=1)
     lm_head = torch.empty_like(embedding)
     lm_head[torch.randperm(vocab_size, generator=draw)] = _SHARPNESS * embedding
-    tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head, "model.norm.weight": _zeros()}
+    zeros = torch.zeros(hidden)
+    tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": lm_head, "model.norm.weight": zeros}
     for index, kind in enumerate(LAYERS):
-        tensors |= _draw_layer(f"model.layers.{index}.", kind, noise / HIDDEN**0.5, draw)
-    tensors |= _draw_layer(_LAYER, "full_attention", 0, draw)
-    fusion = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)), dim=1)
-    norms = {f"{MTP}{name}.weight": _zeros() for name in ("norm", *_INPUT_NORMS)}
+        tensors |= _draw_layer(f"model.layers.{index}.", kind, noise / hidden**0.5, draw, config)
+    tensors |= _draw_layer(_LAYER, "full_attention", 0, draw, config)
+    fusion = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), dim=1)
+    norms = {f"{MTP}{name}.weight": zeros.clone() for name in ("norm", *_INPUT_NORMS)}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_CLOCKWORK | {"vocab_size": vocab_size}))
+    (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors | norms | {f"{MTP}fc.weight": fusion}, folder / "model.safetensors")
     return folder
 
 
-def _zeros() -> Tensor:
-    return torch.zeros(HIDDEN)
-
-
-def _draw_layer(prefix: str, kind: str, scale: float, draw: torch.Generator) -> dict[str, Tensor]:
+def _draw_layer(
+    prefix: str, kind: str, scale: float, draw: torch.Generator, config: dict[str, Any]
+) -> dict[str, Tensor]:
     """Return a layer; scale: of the matrices of what it adds."""
-    shapes = {"q_proj": (128, HIDDEN), "k_proj": (32, HIDDEN), "v_proj": (32, HIDDEN), "o_proj": (HIDDEN, 64)}
-    shapes |= {"q_norm": (16,), "k_norm": (16,)}
+    hidden, inner, size = (config[name] for name in ("hidden_size", "intermediate_size", "head_dim"))
+    queries, keys = (config[f"num_{name}_heads"] * size for name in ("attention", "key_value"))
+    shapes = {"q_proj": (2 * queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden)}
+    shapes |= {"o_proj": (hidden, queries), "q_norm": (size,), "k_norm": (size,)}
+    key_heads, heads = (config[f"linear_num_{name}_heads"] for name in ("key", "value"))
+    keys, values = key_heads * config["linear_key_head_dim"], heads * config["linear_value_head_dim"]
     if kind == "linear_attention":
-        shapes = {"in_proj_qkv": (64, HIDDEN), "in_proj_z": (32, HIDDEN), "out_proj": (HIDDEN, 32), "norm": (16,)}
-        shapes |= {"in_proj_b": (2, HIDDEN), "in_proj_a": (2, HIDDEN), "conv1d": (64, 1, 4)}
+        shapes = {"in_proj_qkv": (2 * keys + values, hidden), "in_proj_z": (values, hidden)}
+        shapes |= {"out_proj": (hidden, values), "norm": (config["linear_value_head_dim"],)}
+        shapes |= {"in_proj_b": (heads, hidden), "in_proj_a": (heads, hidden), "conv1d": (2 * keys + values, 1, 4)}
     block = "linear_attn" if kind == "linear_attention" else "self_attn"
     named = {f"{block}.{name}.weight": shape for name, shape in shapes.items()}
-    named |= {"mlp.gate_proj.weight": (INNER, HIDDEN), "mlp.up_proj.weight": (INNER, HIDDEN)}
-    named |= {"mlp.down_proj.weight": (HIDDEN, INNER)}
+    named |= {"mlp.gate_proj.weight": (inner, hidden), "mlp.up_proj.weight": (inner, hidden)}
+    named |= {"mlp.down_proj.weight": (hidden, inner)}
     found = {name: torch.randn(shape, generator=draw) * 0.4 for name, shape in named.items()}
     for name in ("self_attn.o_proj.weight", "linear_attn.out_proj.weight", "mlp.down_proj.weight"):
         if name in found:
             found[name] *= scale / 0.4
-    norms = dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), _zeros())
+    norms = dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), torch.zeros(hidden))
     if kind == "linear_attention":
-        found |= {"linear_attn.A_log": torch.randn(2, generator=draw) - 2, "linear_attn.dt_bias": torch.zeros(2)}
+        found["linear_attn.A_log"] = torch.randn(heads, generator=draw) - 2
+        found["linear_attn.dt_bias"] = torch.zeros(heads)
     return {prefix + name: each.clone() for name, each in (found | norms).items()}

@@ -17,20 +17,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from blink import speculation
 from blink.config import EngineConfig, ModelConfig
 from blink.engine import base
+from blink.engine.guessing import count_head_bytes
 from blink.engine.state import HostState
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.lora import WeightParts
 from blink.lora_config import LoraConfig
+from blink.models.mtp import MtpHead
 from blink.models.weights.loader import load_model
 from blink.plan.site import Bucket
 from blink.region.layout import EngineState
 from blink.region.memory import Region, region_path
 from blink.runner.run import Runner
 from eagle_heads import HEAD_DIM, KV_HEADS, draw_head, write_head
+from mtp_layers import write_clockwork as write_mtp_clockwork
 from tiny_model import BLOCK_BYTES, write_tiny_model
 
 pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
@@ -134,10 +138,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def boot(
     folder: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, total: int, lora: LoraConfig = NO_LORA, **more: Any
 ) -> tuple[base.Engine, str]:
+    """Boot with a small model, which is written to the folder unless there is one."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free, total))
     region = f"boot-{os.getpid()}-{secrets.token_hex(3)}"
-    path = write_tiny_model(folder, vocab_size=96, max_position_embeddings=128, num_hidden_layers=2)
-    model = ModelConfig(model=str(path), load_format="dummy")
+    if not folder.exists() or not any(folder.iterdir()):
+        write_tiny_model(folder, vocab_size=96, max_position_embeddings=128, num_hidden_layers=2)
+    model = ModelConfig(model=str(folder), load_format="dummy")
     sizes: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 40, "gpu_memory_utilization": 0.5}
     return gpu.GpuEngine(EngineConfig(model=model, region=region, lora=lora, **sizes, **more)), region
 
@@ -201,6 +207,27 @@ def test_steps_with_guesses_have_graphs_of_their_own_and_blocks_behind_the_other
     assert DeviceTwin.num_blocks == 77
     cache = engine._kv_cache
     assert [one.num_blocks for one in cache] == [77, 77, 77 + 2 * 16]
+    assert engine.run() == 0
+
+
+def test_a_draft_layer_has_such_graphs_and_blocks_too(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model of three layers, of which two are recurrent."""
+    monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
+    monkeypatch.setattr(gpu_adapters, "Uploader", lambda: lambda target, source: target.copy_(source))
+    model, told = write_mtp_clockwork(tmp_path, 96, noise=0), {"method": "mtp", "num_speculative_tokens": 3}
+    options: dict[str, Any] = {"speculative_config": json.dumps(told), "num_gpu_blocks_override": 77}
+    engine, _ = boot(model, monkeypatch, free=4 * GIB, total=4 * GIB, **options)
+    kinds = [step[-1] for step, index in itertools.pairwise(log) if isinstance(index, int) and isinstance(step, tuple)]
+    guessing = [kind for kind in kinds if "skips_guesses" not in str(kind)]
+    assert 2 * len(guessing) == len(kinds) > 10
+    assert [engine._kv_cache[layer].num_blocks for layer in (1, 3)] == [77, 77 + 2 * 16]
+    assert isinstance(engine._model.head, MtpHead)
+    of_guesses = 2 * 16 * 16 * 2 * 2 * 16 * 2  # 32 blocks of 16 tokens, each with 2 keys and 2 values of 16 halves
+    assert count_head_bytes(engine._model, engine._config) == of_guesses
+    with pytest.raises(ConfigError, match="leave out --enable-lora"):
+        boot(model, monkeypatch, free=4 * GIB, total=4 * GIB, lora=LoraConfig(enable_lora=True), **options)
     assert engine.run() == 0
 
 

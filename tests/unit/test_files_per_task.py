@@ -80,6 +80,7 @@ BUILT = [
             "models/mtp_spec.py",
             "runner/drafter.py",
             "runner/eagle.py",
+            "runner/layer_drafter.py",
             "runner/mtp.py",
         ),
         beyond=14,  # how the scheduler composes, retires and checks them, what recurrent layers keep, and what is shown
@@ -99,13 +100,13 @@ BUILT = [
             "models/weights/eagle_loader.py",
             "runner/eagle.py",
         ),
-        beyond=1,  # a GPU engine sizes their memory
         since=(
             "cli/head_fit.py",
             "engine/geometry.py",  # GPUs have graphs with guesses
             "models/mtp_spec.py",
             "models/weights/eagle_config.py",
             "runner/drafter.py",
+            "runner/layer_drafter.py",
             "runner/mtp.py",
         ),
     ),

@@ -24,6 +24,7 @@ from blink.formats.layouts import Layout, Matrix
 from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, FP8_ROWS, INT4, Encoding
 from blink.kernels.gpu.device import supposing
 from blink.models.mlps import DenseMlp, MoeMlp, Router
+from blink.models.mtp_spec import describe_mtp
 from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import Choice, NormStyle, StepPlan
@@ -259,6 +260,19 @@ def test_recurrent_layers_and_shared_experts_take_gemvs_with_few_rows(*, fp8: bo
     for layer in (recurrent, attention):
         assert layer.gate_up is not None and layer.down is not None and layer.router is not None
         assert layer.experts is not None and layer.experts.kernel == STREAMED
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("name", ["qwen3.6-27b", "qwen3.6-35b-a3b"])
+def test_a_draft_layer_has_kernels_for_each_number_of_rows(name: str, *, fp8: bool) -> None:
+    """Behind its attention, which the rows' guesses see to: an MLP, or experts that are gathered as of a prompt."""
+    model = expected_sites(describe_mtp(read_spec(_SHAPES / name)), 16, fp8=fp8)
+    for rows in (1, 2, 8, 128):
+        found = plan_step(GpuDevice(), model, Bucket(rows, rows, decoding=False), whole=False)
+        [layer] = found.layers
+        assert found.norms is NormStyle.KERNEL and layer.attend.kernel == PAGED_ATTENTION and layer.gates is None
+        assert layer.gate_up is not None and layer.down is not None
+        assert (layer.experts and layer.experts.kernel) == (GATHERED if model.spec.mixture else None)
 
 
 def test_recurrent_layers_with_4_bits_take_norms_by_kernels() -> None:

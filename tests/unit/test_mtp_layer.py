@@ -14,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from test_eagle_head import BLOCK, DRAFTS, TEXT, Play
 from torch import Tensor
 
+from blink import speculation
 from blink.config import EngineConfig, ModelConfig
+from blink.engine.same_model import open_same_model
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.models.decoder import Decoder
@@ -31,11 +33,12 @@ OPTIONS: dict[str, Any] = {"max_model_len": 64, "dtype": "float32"}
 
 
 class MtpPlay(Play):
-    """One sequence of a model whose own layer drafts."""
+    """Sequences of a model whose own layer drafts; changes: of the model's options."""
 
-    def __init__(self, path: Path) -> None:
-        self.target = load(path, **OPTIONS)
-        head = load_mtp(ModelConfig(model=str(path), **OPTIONS), self.target)
+    def __init__(self, path: Path, **changes: Any) -> None:
+        options = OPTIONS | changes
+        self.target = load(path, **options)
+        head = load_mtp(ModelConfig(model=str(path), **options), self.target)
         self.target.add_head(head)
         self.runner = Runner(self.target)
         self.drafter = self.runner.drafter = MtpDrafter(self.target, head, DRAFTS)
@@ -112,6 +115,23 @@ def test_rows_that_verify_drafts_and_other_sequences_are_read_as_plain_decoding(
     made.check(play, 1, text)
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_sequences_of_different_lengths_are_drafted_for_as_alone(made: Made, kv_cache_dtype: str) -> None:
+    prompts = {0: TEXT, 1: TEXT[3:9], 2: TEXT[5:18]}
+    together, drafts = MtpPlay(made.path, kv_cache_dtype=kv_cache_dtype), list[Any]()
+    for slot, prompt in prompts.items():
+        together.begin(slot, prompt)
+    together.step(*((slot, 0, prompt) for slot, prompt in prompts.items()))
+    for slot, prompt in prompts.items():
+        alone = MtpPlay(made.path, kv_cache_dtype=kv_cache_dtype)
+        alone.begin(slot, prompt)
+        alone.step((slot, 0, prompt))
+        assert together.draft(slot) == alone.draft(slot)
+        drafts.append(together.draft(slot))
+    assert [length for length, _ in drafts] == [1 + len(prompt) for prompt in prompts.values()]
+    assert {len(tokens) for _, tokens in drafts} == {DRAFTS}
+
+
 def test_a_prompt_that_goes_on_has_no_draft_yet(made: Made) -> None:
     play = MtpPlay(made.path)
     play.begin(0, TEXT)
@@ -169,6 +189,14 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
         check_on_gpu(found, is_latent=False, has_windows=False, parts_states=False)
 
 
+def test_a_gpu_takes_it_once_it_has_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = read_speculation({"method": "mtp"})
+    monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
+    check_on_gpu(asked, is_latent=False, has_windows=False, parts_states=False)
+    with pytest.raises(ConfigError, match="recurrent layers on several GPUs"):
+        check_on_gpu(asked, is_latent=False, has_windows=False, parts_states=True)
+
+
 @pytest.mark.parametrize(
     ("values", "told"),
     [
@@ -180,6 +208,12 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
 def test_what_is_not_done_is_refused_by_name(values: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         read_speculation(values)
+
+
+def test_newer_weights_fit_a_model_whose_head_has_blocks_for_guesses(made: Made) -> None:
+    config, target = ModelConfig(model=str(made.path), **OPTIONS), load(made.path, **OPTIONS)
+    target.add_head(load_mtp(config, target), spare_blocks=32)
+    open_same_model(target, config, ()).check_over(target)
 
 
 def test_guesses_beyond_the_longest_text_are_made_and_harm_nothing(made: Made) -> None:

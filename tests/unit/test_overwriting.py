@@ -19,7 +19,9 @@ from blink.formats.base import QuantizedWeight
 from blink.models.decoder import Decoder
 from blink.models.weights import packed_loader
 from blink.models.weights.loader import ModelSource, open_model
+from blink.models.weights.mtp_loader import load_mtp
 from model_families import save_model
+from mtp_layers import add_mtp, draw_mtp
 from quantized_checkpoints import write_checkpoints
 from turned_weights import drop_tensor, turn_weights
 
@@ -41,6 +43,28 @@ def list_tensors(part: object) -> Iterator[Tensor]:
         for item in gc.get_referents(part):
             if not isinstance(item, type):
                 yield from list_tensors(item)
+
+
+def test_newer_weights_are_those_of_the_draft_layer_too(tmp_path: Path) -> None:
+    """Where they lack it, nothing is changed."""
+    gpu_weights = pytest.importorskip("blink.engine.gpu_weights", reason="needs the packages of the gpu extra")
+    configs = [ModelConfig(model=str(tmp_path / name), dtype="bfloat16") for name in ("first", "second", "third")]
+    for seed, config in enumerate(configs[:2]):
+        save_model("qwen3_5", path := Path(config.model))
+        add_mtp(path, draw_mtp(path, seed=seed))
+    drop_tensor(Path(configs[0].model), Path(configs[2].model), "mtp.fc.weight")
+    model = open_source(Path(configs[0].model)).load()
+    model.add_head(load_mtp(configs[0], model), spare_blocks=32)
+    before, places = [one.clone() for one in list_tensors(model.head)], [one.data_ptr() for one in list_tensors(model)]
+    weights = gpu_weights.GpuWeights(model, None)
+    with pytest.raises(ConfigError, match=r"mtp\.fc\.weight"):
+        weights.open_weights(configs[2], ())
+    source = weights.open_weights(configs[1], ())
+    assert len(before) > 10 and all(map(torch.equal, list_tensors(model.head), before))
+    weights.load_weights(source)
+    assert all(map(torch.equal, list_tensors(model.head), list_tensors(load_mtp(configs[1], model))))
+    assert not all(map(torch.equal, list_tensors(model.head), before))
+    assert [one.data_ptr() for one in list_tensors(model)] == places
 
 
 def check_replaced(first: ModelSource, second: ModelSource, fresh: ModelSource) -> None:

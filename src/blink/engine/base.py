@@ -99,7 +99,7 @@ class Engine(ABC):
             others=pooling_sizes(spec.pooling, spec.hidden_size)
             | host_sizes(config, self._cache_shape, size, self._model)
             | {"patient_steps": self.patient_steps},
-            captures_larger=self.captures_larger and (config.lora.enable_lora or bool(config.speculation.head)),
+            captures_larger=self.captures_larger and (config.lora.enable_lora or config.speculation.has_head),
         )
         self._region = create_region(config.region, self._geometry, served_name(config.model))
         try:

@@ -163,7 +163,7 @@ def build_geometry(
 
 def _fill(values: Mapping[str, int], config: EngineConfig, times: int) -> np.ndarray[Any, Any]:
     """Return a geometry with these fields, and each graph so many times."""
-    if times > 1 and config.lora.enable_lora and config.speculation.head:
+    if times > 1 and config.lora.enable_lora and config.speculation.has_head:
         raise ConfigError("draft heads and adapters do not run together on GPUs: leave out --enable-lora")
     geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():

@@ -22,7 +22,10 @@ from blink.engine.weight_group import bytes_of
 from blink.errors import BadRequestError, ConfigError
 from blink.fields import one_line
 from blink.models.decoder import Decoder
+from blink.models.mtp import MtpHead
 from blink.models.weights.loader import ModelSource
+from blink.models.weights.mtp_loader import load_mtp
+from blink.models.weights.overwriting import Overwrite, PartCheck
 from blink.models.weights.staged_tensors import ReadTensor
 from blink.region.tensor_stream import TensorEntry
 
@@ -76,6 +79,7 @@ class GpuWeights:
         if self._parts is not None:
             self._parts.weights.map()
         open_same_model(self._model, config, newer).check_over(self._model)
+        self._place_head(config, PartCheck(self._model))
         return open_same_model(self._model, config, newer)  # anew: random weights are drawn from the first on
 
     def load_weights(self, source: ModelSource) -> None:
@@ -85,6 +89,17 @@ class GpuWeights:
             ConfigError: that fails, and the weights are undefined.
         """
         source.write_over(self._model)
+        self._place_head(source.config, Overwrite(self._model))
+
+    @torch.inference_mode()
+    def _place_head(self, config: ModelConfig, place: PartCheck) -> None:
+        """Place the head that the same files hold, where the model has one of these.
+
+        Raises:
+            ConfigError: it differs in its form, or is not there.
+        """
+        if isinstance(self._model.head, MtpHead):
+            place("head", load_mtp(config, self._model))
 
     def open_shared(self, entries: Sequence[TensorEntry], handles: Sequence[Mapping[str, Any]]) -> ReadTensor:
         """Return what reads tensors in another process's memory of this GPU; handles: of each, by the UUIDs of GPUs.

@@ -9,11 +9,13 @@ from blink.config import EngineConfig
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.attention import heads
-from blink.kernels.guesses import count_blocks
+from blink.kernels.guesses import FindGuesses, count_blocks
 from blink.models.decoder import Decoder
 from blink.models.eagle import EagleHead
+from blink.models.mtp import MtpHead
 from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.mtp_loader import load_mtp
+from blink.runner.drafter import Drafter
 from blink.runner.eagle import EagleDrafter
 from blink.runner.mtp import MtpDrafter
 from blink.runner.run import Runner
@@ -28,18 +30,23 @@ def add_drafter(runner: Runner, config: EngineConfig, guessing_rows: int = 0) ->
         ConfigError: the head does not fit the model or the device.
     """
     speculation, model = config.speculation, runner.model
-    if speculation.mtp:
-        layer = load_mtp(config.model, model)
-        model.add_head(layer)
-        runner.drafter = MtpDrafter(model, layer, speculation.num_tokens)
-    if not speculation.head:
+    if not speculation.has_head:
         return
-    head = load_eagle(speculation.head, model)
+    head = load_mtp(config.model, model) if speculation.mtp else load_eagle(speculation.head, model)
     reason = heads.refuses(head.attention.head_dim)
     if guessing_rows and reason is not None:
         raise ConfigError(f"--speculative-config: the draft head has {reason}: add --device cpu")
     model.add_head(head, guessing_rows * count_blocks(speculation.num_tokens, config.block_size))
-    runner.drafter = EagleDrafter(model, head, speculation.num_tokens)
+    runner.drafter = make_drafter(model, head, speculation.num_tokens)
+
+
+def make_drafter(
+    model: Decoder, head: EagleHead | MtpHead, num_tokens: int, find: FindGuesses | None = None
+) -> Drafter:
+    """Return what guesses so many tokens with a model's head; find: the rows, None: as the model's device does."""
+    if isinstance(head, MtpHead):
+        return MtpDrafter(model, head, num_tokens, find)
+    return EagleDrafter(model, head, num_tokens, find)
 
 
 def reserve_residuals(runner: Runner, batch: Batch, residual: Tensor) -> None:
@@ -50,8 +57,7 @@ def reserve_residuals(runner: Runner, batch: Batch, residual: Tensor) -> None:
 
 def count_head_bytes(model: Decoder, config: EngineConfig) -> int:
     """Return the bytes on a GPU of guesses in the head's cache, and of residuals between a step's segments."""
-    if not isinstance(model.head, EagleHead):
-        return 0
-    residuals = len({*model.head.layers}) * config.max_num_batched_tokens * model.spec.hidden_size
+    kept = {*model.head.layers} if isinstance(model.head, EagleHead) else {}
+    residuals = len(kept) * config.max_num_batched_tokens * model.spec.hidden_size
     spare = model.spec.cache_layout.spare_bytes(config.block_size, model.kv_dtype.itemsize)
     return spare + residuals * model.dtype.itemsize

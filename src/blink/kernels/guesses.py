@@ -15,6 +15,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import LayerCache
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 from blink.region.layout import field_offset, struct_dtype
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ MOST_GUESSES = _HEAD_DRAFT.itemsize // 4 - FIRST_GUESS
 class Guesses(Protocol):
     """The rows of a step, of which those that are not guessed behind may be left out."""
 
+    step: Batch  # once it is open, one whose tokens are the rows: of its header, their number
     next_ids: Tensor  # [tokens]; the token behind each of the step's: of its prompt where that goes on, else the sample
     ends: Tensor  # [rows]; of the step's tokens, each row's last
 
@@ -41,11 +43,18 @@ class Guesses(Protocol):
         """Return where each row's guess of a number stands in its text, [rows]; 1: the first that is read."""
         ...
 
-    def attend_last(self, query: Tensor) -> Tensor:
+    def attend_last(self, query: Tensor, options: AttentionOptions = PLAIN_ATTENTION) -> Tensor:
         """Attend from each row's last token, whose keys and values are stored; query: [rows, heads, head_dim]."""
         ...
 
-    def attend(self, guess: int, qkv: Tensor, rotation: Tensor) -> Tensor:
+    def attend(
+        self,
+        guess: int,
+        qkv: Tensor,
+        rotation: Tensor,
+        norm: HeadNorm | None = None,
+        options: AttentionOptions = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Store keys and values of each row's guess of a number, and attend from it."""
         ...
 

@@ -21,7 +21,7 @@ def describe_mtp(spec: ModelSpec) -> ModelSpec:
             f"--speculative-config: Blink reads no draft layer (MTP) of {spec.architecture}: use ngram or eagle3"
         )
     layer = next(layer for layer in reversed(spec.layers) if layer.mixer.attention is not None)
-    return replace(spec, layers=(layer,), drafter=None)
+    return replace(spec, layers=(layer,), drafter=None, spare_blocks=0)
 
 
 def count_mtp_weights(layer: ModelSpec) -> int:

@@ -66,7 +66,7 @@ def _prepare(step: Step) -> Callable[[Tensor, int], Tensor]:
         assert mixer is not None
         gates = None
         if mixer.output_gate:
-            qkv, gates = _split_gates(qkv, mixer)
+            qkv, gates = split_gates(qkv, mixer)
         _normalize_all_heads(step, qkv, index, mixer)
         has_keys = mixer.kv_source is None
         query = rotate_and_store(
@@ -106,7 +106,7 @@ def _grow(positions: Tensor, growth: QueryGrowth, dtype: torch.dtype) -> Tensor:
     return periods.float().log1p_().mul_(growth.slope).add_(1).to(dtype)[:, None, None]
 
 
-def _split_gates(qkv: Tensor, mixer: Attention) -> tuple[Tensor, Tensor]:
+def split_gates(qkv: Tensor, mixer: Attention) -> tuple[Tensor, Tensor]:
     """Return queries, keys and values without the gates behind each query, and the gates' sigmoids [tokens, q_size]."""
     pairs = qkv[:, : 2 * mixer.q_size].unflatten(1, (mixer.heads, 2, mixer.head_dim))
     gates = pairs[:, :, 1].sigmoid().flatten(1)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run an EAGLE-3 head: after each step it reads the step's tokens, and guesses what follows each sample.
-
-An entry of its cache at position p is made of the model's residuals at p and of the token at p + 1. Guessed tokens are
-kept apart from the texts' entries, because their residuals are the head's own. Nothing that it computes decides on a
-result.
-"""
+"""Run an EAGLE-3 head: a layer that reads residuals of several of the model's layers, with a vocabulary of its own."""
 
 from __future__ import annotations
 
@@ -16,25 +11,24 @@ from blink.kernels.batch import Batch
 from blink.kernels.guesses import FindGuesses, Guesses
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
-from blink.kernels.rotary import rotate_and_store
 from blink.models.decoder import Decoder
 from blink.models.eagle import EagleHead
-from blink.plan.site import Bucket
 from blink.runner.devices import code_of
+from blink.runner.layer_drafter import DraftHeads, LayerDrafter, Projected
 from blink.runner.matmul import gated_linear, linear
 
 
-class EagleDrafter:
+class EagleDrafter(LayerDrafter):
     """The Drafter of an EAGLE-3 head."""
 
     reads_end = False
 
     def __init__(self, model: Decoder, head: EagleHead, num_drafts: int, find: FindGuesses | None = None) -> None:
         """Draft so many tokens behind each sample; find: the rows, None: as the model's device does."""
+        find = find or code_of(model.device).find_guesses
+        super().__init__(DraftHeads(head.attention, head.rotary_table), num_drafts, find)
         self._head, self._layers = head, sorted({*head.layers})
         self._embedding = model.embedding if head.embedding is None else head.embedding
-        self._num_drafts = num_drafts
-        self._find_guesses = find or code_of(model.device).find_guesses
         self._kept: dict[int, dict[int, Tensor]] = {}  # by batch, then by layer
         self._memory: dict[int, Tensor] = {}  # by batch: [layers, tokens, hidden]
 
@@ -53,54 +47,29 @@ class EagleDrafter:
             kept = memory[self._layers.index(layer), : len(residual)].copy_(residual)
         self._kept.setdefault(key, {})[layer] = kept
 
-    def read(self, batch: Batch, cache: LayerCache, size: Bucket) -> None:
-        """Read a step whose rows are sampled, and write batch.head_drafts; cache: the head's layer of the KV cache.
+    def _take(self, batch: Batch, num_tokens: int) -> Tensor:
+        """Return the product of all that it reads [tokens, hidden]."""
+        kept = self._kept.pop(batch.header.data_ptr())
+        inputs = torch.cat([kept[layer][:num_tokens] for layer in self._head.layers], dim=1)
+        return linear(inputs, self._head.fusion)
 
-        Where no guess is wanted, the head's keys and values are all that is computed.
-        """
-        kept, head = self._kept.pop(batch.header.data_ptr()), self._head
-        inputs = torch.cat([kept[layer][: size.tokens] for layer in head.layers], dim=1)
-        fused = linear(inputs, head.fusion)
-        rows = self._find_guesses(batch, (size.tokens, size.rows), self._num_drafts, head.attention, fused.dtype)
-        residual, qkv = self._begin_layer(rows.next_ids, fused)
-        rotation = self._rotation(batch.positions[: size.tokens])
-        query = rotate_and_store(qkv, rotation, batch.kv_slots[: size.tokens], cache)
-        if size.skips_guesses or len(rows.ends) == 0:
-            return
-        rows.open(cache)
-        attended = rows.attend_last(query.index_select(0, rows.ends))
-        rows.write(self._guess(rows, self._end_layer(residual.index_select(0, rows.ends), attended)))
-
-    def _guess(self, rows: Guesses, hidden: Tensor) -> Tensor:
-        """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
-        found = [self._choose(hidden)]
-        for guess in range(1, self._num_drafts):
-            residual, qkv = self._begin_layer(found[-1], hidden)
-            attended = rows.attend(guess, qkv, self._rotation(rows.positions(guess)))
-            hidden = self._end_layer(residual, attended)
-            found.append(self._choose(hidden))
-        return torch.stack(found, dim=1)
-
-    def _begin_layer(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the layer adds to [tokens, hidden], and QKV, of hidden states and of the tokens behind them."""
+    def _project(self, ids: Tensor, hidden: Tensor) -> Projected:
+        """Begin the layer."""
         head = self._head
         embeddings = take_rows(self._embedding, ids.to(torch.int32)).to(hidden.dtype)
         normed = rms_norm(hidden, head.hidden_norm, head.eps)
         pair = torch.cat((rms_norm(embeddings, head.embedding_norm, head.eps), normed), dim=1)
-        return normed if head.residual_is_normed else hidden, linear(pair, head.qkv)
+        return Projected(normed if head.residual_is_normed else hidden, linear(pair, head.qkv))
 
-    def _end_layer(self, residual: Tensor, attended: Tensor) -> Tensor:
+    def _end_layer(self, residual: Tensor, attended: Tensor, rows: Guesses, cache: LayerCache) -> Tensor:
         """Return the layer's residual [rows, hidden] behind attention and MLP."""
+        del rows, cache
         head = self._head
         residual = residual + linear(attended, head.output)
         inner = gated_linear(rms_norm(residual, head.mlp_norm, head.eps), head.mlp.gate_up, head.mlp.activation)
         return residual + linear(inner, head.mlp.down)
 
     def _choose(self, hidden: Tensor) -> Tensor:
-        """Return the likeliest token behind each hidden state, int64 [rows], of the model's vocabulary."""
+        """Return the likeliest of its own tokens behind each residual, as the model's."""
         logits = linear(rms_norm(hidden, self._head.norm, self._head.eps), self._head.lm_head)
         return self._head.tokens.index_select(0, logits.argmax(-1))
-
-    def _rotation(self, positions: Tensor) -> Tensor:
-        table = self._head.rotary_table
-        return table.index_select(0, positions.clamp(max=len(table) - 1))

@@ -147,14 +147,18 @@ class Runner:
         return self._compute_hidden(batch, kv_cache, Bucket(num_tokens, num_rows, decoding=False))
 
     @torch.inference_mode()
-    def run_layers(self, batch: Batch, kv_cache: KvCache, num_rows: int, residual: Tensor) -> Tensor:
-        """Run all layers on a residual [tokens, hidden], which they change, in place of embeddings; return its norm."""
-        return self._compute_hidden(batch, kv_cache, Bucket(len(residual), num_rows, decoding=False), residual)
+    def run_mlp(self, batch: Batch, kv_cache: KvCache, residual: Tensor) -> Tensor:
+        """Let the last layer's MLP add to a residual [rows, hidden] of rows of one token; return the norm of it."""
+        size = Bucket(len(residual), len(residual), decoding=False)
+        step, layer = self._make_step(batch, kv_cache, size, whole=False), self.model.layers[-1]
+        stream, scale = NormKernels(step, residual), self.model.spec.layers[-1].residual_scale
+        layer.mlp.add_to(stream, layer.mlp_norm, step.plan.layers[-1], Then(layer.mlp_end_norm, scale, None, None))
+        return stream.read(self.model.norm)
 
-    def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket, residual: Tensor | None = None) -> Tensor:
+    def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
         step = self._make_step(batch, kv_cache, replace(size, decoding=False), whole=False)
         load_snapshots(step, self._code.copy_states)
-        stream = NormKernels(step, self._embed(batch, size.tokens) if residual is None else residual)
+        stream = NormKernels(step, self._embed(batch, size.tokens))
         self._prepare(step, self._all_layers)(stream)
         return stream.read(self.model.norm)
 

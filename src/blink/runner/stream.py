@@ -72,12 +72,8 @@ class Stream(ABC):
         raise NotImplementedError
 
     def look(self) -> Tensor:
-        """Return the residual with all that was added, of which nothing changes.
-
-        Raises:
-            NotImplementedError: no draft head reads this kind of steps.
-        """
-        raise NotImplementedError
+        """Return the residual with all that was added, of which nothing changes."""
+        return self.residual
 
     @abstractmethod
     def compute_logits(self, weight: Weight, choice: Choice) -> Tensor:

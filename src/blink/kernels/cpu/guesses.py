@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from blink.kernels.cpu.attention import attend_group, plan_group
 from blink.kernels.cpu.rotary import rotate_and_store
 from blink.kernels.guesses import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH
 from blink.kernels.layer_cache import LayerCache
-from blink.kernels.operands import PLAIN_ATTENTION
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -27,17 +28,18 @@ class CpuGuesses:
         self, batch: Batch, size: tuple[int, int], num_guesses: int, attention: Attention, dtype: torch.dtype
     ) -> None:
         """Find them in a sampled step, as FindGuesses."""
-        del attention, dtype
+        del attention
         num_tokens, num_rows = size
-        self._batch, self._num_guesses = batch, num_guesses
+        self._batch, self._num_guesses, self._dtype = batch, num_guesses, dtype
         self.next_ids = _next_tokens(batch, num_tokens, num_rows)
         self.ends, self.slots, self._positions = _find_ends(batch, num_rows)
 
     def open(self, cache: LayerCache) -> None:
         """Copy what rows have in the cache."""
         batch, num_rows = self._batch, len(self.ends)
+        self.step = replace(batch, header=torch.full_like(batch.header, num_rows))
         lens = (self._positions + 1).to(torch.int32)
-        group = plan_group(batch.block_tables, self.slots, lens, [0, 1], 0, cache.block_size, cache.dtype)
+        group = plan_group(batch.block_tables, self.slots, lens, [0, 1], 0, cache.block_size, self._dtype)
         cells = cache.cells.view(torch.uint8) if cache.dtype == FP8 else cache.cells
         copied = cells.index_select(1, group.blocks).unflatten(1, (num_rows, -1)).flatten(2, 3)
         room = torch.zeros_like(copied[:, :, :1]).expand(-1, -1, self._num_guesses, -1, -1)
@@ -49,21 +51,28 @@ class CpuGuesses:
         """Return where each row's guess of a number stands."""
         return self._positions + guess
 
-    def attend_last(self, query: Tensor) -> Tensor:
+    def attend_last(self, query: Tensor, options: AttentionOptions = PLAIN_ATTENTION) -> Tensor:
         """Attend from each row's last token."""
-        return self._attend(query, self._lens)
+        return self._attend(query, self._lens, options)
 
-    def attend(self, guess: int, qkv: Tensor, rotation: Tensor) -> Tensor:
+    def attend(
+        self,
+        guess: int,
+        qkv: Tensor,
+        rotation: Tensor,
+        norm: HeadNorm | None = None,
+        options: AttentionOptions = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Attend from each row's guess of a number, which is stored before."""
         cache, lens = self._cache, self._lens + guess
         kv_slots = (self._rows * cache.block_size + lens - 1).to(torch.int32)
-        query = rotate_and_store(qkv, rotation, kv_slots, cache)
-        return self._attend(query, lens)
+        query = rotate_and_store(qkv, rotation, kv_slots, cache, norm, options.kv_scales)
+        return self._attend(query, lens, options)
 
-    def _attend(self, query: Tensor, lens: Tensor) -> Tensor:
+    def _attend(self, query: Tensor, lens: Tensor, options: AttentionOptions) -> Tensor:
         cache = self._cache
         group = plan_group(self._tables, self._rows, lens, [0, 1], 0, cache.block_size, query.dtype)
-        return attend_group(query, cache, group, PLAIN_ATTENTION).reshape(len(lens), -1)
+        return attend_group(query, cache, group, options).reshape(len(lens), -1)
 
     def write(self, tokens: Tensor) -> None:
         """Write guessed tokens, for texts with the token that was sampled."""

@@ -24,6 +24,7 @@ from blink.kernels.gpu.attention.plan import plan_attention
 from blink.kernels.gpu.rotary import rotate_and_store
 from blink.kernels.guesses import FIRST_GUESS, MOST_GUESSES, NUM_GUESSES, RESTS_UNTIL, TEXT_LENGTH, count_blocks
 from blink.kernels.layer_cache import LayerCache
+from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
@@ -61,8 +62,9 @@ class GpuGuesses:
         """Place guesses behind what rows have in the cache."""
         batch, rows, device = self._batch, self._num_rows, self._contexts.device
         starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        header = torch.full_like(batch.header, rows)  # that all rows decode; no other word is read
-        last = replace(batch, header=header, query_starts=starts, context_lens=self._contexts)
+        header = torch.full_like(batch.header, rows)  # that all rows decode, of which not all are a step's
+        header[Header.NUM_TOKENS].copy_(batch.header[Header.NUM_ROWS])
+        last = self.step = replace(batch, header=header, query_starts=starts, context_lens=self._contexts)
         self._cache, self._steps = cache, [last]
         if self._num_guesses > 1:
             tables, lens = self._place_guesses(cache)
@@ -101,19 +103,26 @@ class GpuGuesses:
         """Return where each row's guess of a number stands."""
         return self._positions[guess - 1]
 
-    def attend_last(self, query: Tensor) -> Tensor:
+    def attend_last(self, query: Tensor, options: AttentionOptions = PLAIN_ATTENTION) -> Tensor:
         """Attend from each row's last token."""
-        return self._attend(query, self._steps[0])
+        return self._attend(query, self._steps[0], options)
 
-    def attend(self, guess: int, qkv: Tensor, rotation: Tensor) -> Tensor:
+    def attend(
+        self,
+        guess: int,
+        qkv: Tensor,
+        rotation: Tensor,
+        norm: HeadNorm | None = None,
+        options: AttentionOptions = PLAIN_ATTENTION,
+    ) -> Tensor:
         """Attend from each row's guess of a number, which is stored before."""
-        query = rotate_and_store(qkv, rotation, self._kv_slots[guess - 1], self._cache)
-        return self._attend(query, self._steps[guess])
+        query = rotate_and_store(qkv, rotation, self._kv_slots[guess - 1], self._cache, norm, options.kv_scales)
+        return self._attend(query, self._steps[guess], options)
 
-    def _attend(self, query: Tensor, step: Batch) -> Tensor:
+    def _attend(self, query: Tensor, step: Batch, options: AttentionOptions) -> Tensor:
         rows = self._num_rows
         plan = plan_attention(step, rows, rows, (self._attention,), self._cache, self._dtype)
-        return paged_attention(query, self._cache, plan)
+        return paged_attention(query, self._cache, plan, options)
 
     def write(self, tokens: Tensor) -> None:
         """Write guessed tokens of rows that are guessed behind."""
