@@ -58,13 +58,13 @@ class MtpDrafter:
 
     def _guess(self, batch: Batch, cache: LayerCache, rows: CpuGuesses, hidden: Tensor) -> Tensor:
         """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
-        found = [self._choose(hidden)]
+        found = [rows.sample(0, linear(hidden, self._model.lm_head))]
         if self._num_drafts > 1:
             own, copied = copy_rows(batch, cache, rows, self._num_drafts)
             for step in range(1, self._num_drafts):
                 write_positions(own, rows.positions(step), cache.block_size, self._model.spec.max_model_len)
                 hidden = self._run(own, copied, len(found[-1]), found[-1], hidden)
-                found.append(self._choose(hidden))
+                found.append(rows.sample(step, linear(hidden, self._model.lm_head)))
         return torch.stack(found, dim=1)
 
     def _run(self, batch: Batch, cache: LayerCache, num_rows: int, ids: Tensor, hidden: Tensor) -> Tensor:
@@ -74,10 +74,6 @@ class MtpDrafter:
         pair = rms_norm(embeddings, head.embedding_norm, eps), rms_norm(hidden, head.hidden_norm, eps)
         residual = linear(torch.cat(pair, dim=1), head.fusion)
         return self._runner.run_layers(batch, KvCache({0: cache}), num_rows, residual)
-
-    def _choose(self, hidden: Tensor) -> Tensor:
-        """Return the likeliest token behind each hidden state, int64 [rows]."""
-        return linear(hidden, self._model.lm_head).argmax(-1)
 
 
 def copy_rows(batch: Batch, cache: LayerCache, rows: CpuGuesses, num_drafts: int) -> tuple[Batch, LayerCache]:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guesses of a draft head on a GPU that are sampled with the noise of the model's own samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cuda.core")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from test_draft_heads_gpu import LENGTH, OPTIONS, PROMPT, VOCAB, ask, config_of
+from test_guesses import ATTENTION, MIXED, find_guessed, make_step
+
+from blink.kernels.batch import Batch, Param
+from blink.kernels.cpu.guesses import CpuGuesses
+from blink.kernels.gpu import guesses as gpu
+from eagle_heads import write_clockwork
+from free_drafts import load_without_costs
+from model_driver import set_params
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
+GUESSES, PADDING = 3, (21, 5)
+FLAG = "blink.kernels.gpu.guesses.SAMPLES_GUESSES"
+
+
+@pytest.fixture(autouse=True)
+def samples_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FLAG, True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_sample_guesses_as_on_a_cpu(dtype: torch.dtype) -> None:
+    batch, num_tokens, num_rows = make_step(MIXED, 16, PADDING)
+    for slot, text in enumerate(MIXED):
+        chosen: dict[Param, float] = {Param.NUM_PROMPT_TOKENS: text.num_prompt, Param.SEED_LOW: 7 * slot + 1}
+        chosen |= {Param.TEMPERATURE: (0.0, 1.0, 5.0)[slot % 3], Param.TOP_K: 40 * (slot % 2)}
+        set_params(batch, slot, chosen)
+    bucket = num_tokens + PADDING[0], num_rows + PADDING[1]
+    own = dataclasses.replace(
+        batch, **{one.name: getattr(batch, one.name).to("cuda", copy=True) for one in dataclasses.fields(Batch)}
+    )
+    found = gpu.GpuGuesses(own, bucket, GUESSES, ATTENTION, dtype)
+    expected = CpuGuesses(batch, (num_tokens, num_rows), GUESSES, ATTENTION, dtype)
+    guessed, draw = find_guessed(MIXED, batch, num_rows), torch.Generator().manual_seed(1)
+    for guess in range(GUESSES):
+        logits = torch.randn(bucket[1], 500, generator=draw).to(dtype)
+        sampled = found.sample(guess, logits.cuda()).cpu()
+        assert sampled[guessed].tolist() == expected.sample(guess, logits[guessed]).tolist()
+        assert int(sampled.min()) >= 0 and int(sampled.max()) < 500
+        assert sampled[guessed].tolist() != logits[guessed].argmax(-1).tolist()
+    assert torch.equal(own.params.cpu(), batch.params)
+
+
+def test_a_head_samples_with_the_noise_of_its_model(tmp_path: Path) -> None:
+    """So hot that the likeliest token is hardly ever sampled: a head whose logits are the model's guesses what is."""
+    model, head = write_clockwork(tmp_path, VOCAB, range(VOCAB))
+    params = {"temperature": 8.0, "seed": 3}
+    with load_without_costs(str(model), **OPTIONS) as plain:
+        expected = ask(plain, [PROMPT], **params)
+    with load_without_costs(str(model), **OPTIONS, speculative_config=config_of(head)) as drafting:
+        assert ask(drafting, [PROMPT], **params) == expected
+        assert int(drafting.stats()["accepted_tokens"]) > LENGTH * 2 // 3
