@@ -30,7 +30,7 @@ from blink.plan.site import Bucket
 from blink.runner import run
 from blink.runner.eagle import EagleDrafter
 
-_SEED = 7
+_SEED, _STRIDE = 7, 37  # of the luck of heads; it is another for each slot
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Prompter:
         self._table = script.tabulate().to(device)
         self._shares = torch.tensor([*script.shares], device=device)
         draw = torch.Generator().manual_seed(_SEED)
-        self._luck = torch.rand(self._table.shape[1], generator=draw).to(device)  # by the length of a text
+        self._luck = torch.rand(self._table.shape[1], generator=draw).to(device)  # by a text's length and slot
 
     def sample(self, logits: Tensor, batch: Batch, num_rows: int, *, deterministic: bool = False) -> None:
         """Sample, then write what the texts have."""
@@ -72,7 +72,8 @@ class Prompter:
         places = lengths[:, None] + torch.arange(count, device=drafts.device)
         slots = torch.arange(len(drafts), device=drafts.device)
         tokens = self._table[self._find_texts(batch, slots)[:, None], places]
-        is_wrong = self._luck[lengths][:, None] >= self._shares
+        luck = self._luck[(lengths + _STRIDE * slots) % len(self._luck)]
+        is_wrong = luck[:, None] >= self._shares
         drafts[:, FIRST_GUESS : FIRST_GUESS + count] = tokens ^ is_wrong.to(torch.int32)
 
     def _find_texts(self, batch: Batch, slots: Tensor) -> Tensor:

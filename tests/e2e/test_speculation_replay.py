@@ -34,9 +34,9 @@ def test_recorded_texts_are_replayed_with_the_drafts_of_their_model(tmp_path: Pa
     described = [dict(zip(texts["columns"], row, strict=True)) for row in texts["rows"]]
     rows = {(row["text"], row["rows"]): row for row in described}
     assert {kind for kind, _ in rows} == {"edit", "json", "never repeats"}
-    assert rows["edit", 1]["tokens/step"] > 2 and rows["json", 1]["tokens/step"] > 1.5
+    assert rows["edit", 1]["tokens/step"] > 1.5 and rows["json", 1]["tokens/step"] > 1.5  # costs decide on drafts
     assert rows["never repeats", 1]["drafted"] == rows["never repeats", 2]["drafted"] == 0
     assert rows["never repeats", 1]["tokens/step"] == 1
     for row in head["rows"]:
         found = dict(zip(head["columns"], row, strict=True))
-        assert 2.2 < found["tokens/step"] < 3 and found["drafted"] > found["accepted"] > 0
+        assert found["drafted"] > 30 and 0.3 < found["accepted"] / found["drafted"] < 0.8

@@ -2,8 +2,8 @@
 """Rows of a step whose next tokens a draft head guesses, and what they attend to meanwhile.
 
 A row that follows another of its slot is sure if that one sampled its token. A slot's last sure row gets guesses, where
-these are of use. A guess is sampled as the model's token of that place will be: by the same parameters and noise. So at
-any temperature a head whose logits are the model's guesses what the model samples (Daliri, Musco, Suresh, "Coupling
+these are of use. A guess is sampled as the model's token of that position will be: by the same parameters and noise. So
+at any temperature a head whose logits are the model's guesses what the model samples (Daliri, Musco, Suresh, "Coupling
 without communication and drafter-invariant speculative decoding", https://arxiv.org/abs/2408.07978).
 """
 
@@ -73,7 +73,7 @@ def count_blocks(num_guesses: int, block_size: int) -> int:
 def guessed_batch(batch: Batch, slots: Tensor) -> Batch:
     """Return rows of one guess each, of some slots, that are sampled without automata and logprobs.
 
-    context_lens are the caller's to give. What a text has behind its known tokens may be an older draft's: penalties
+    context_lens are the caller's to give. What a text has behind its known tokens may be an older guess: penalties
     then count a wrong token.
     """
     params = batch.params.clone()
