@@ -19,6 +19,7 @@ from test_guesses import ATTENTION, MIXED, find_guessed, make_step
 from blink.kernels.batch import Batch, Param
 from blink.kernels.cpu.guesses import CpuGuesses
 from blink.kernels.gpu import guesses as gpu
+from blink.kernels.guesses import HeadTokens
 from eagle_heads import write_clockwork
 from free_drafts import load_without_costs
 from model_driver import set_params
@@ -54,6 +55,21 @@ def test_rows_sample_guesses_as_on_a_cpu(dtype: torch.dtype) -> None:
         assert int(sampled.min()) >= 0 and int(sampled.max()) < 500
         assert sampled[guessed].tolist() != logits[guessed].argmax(-1).tolist()
     assert torch.equal(own.params.cpu(), batch.params)
+
+
+def test_a_head_of_some_tokens_samples_as_on_a_cpu() -> None:
+    batch, num_tokens, num_rows = make_step(MIXED, 16, PADDING)
+    for slot, text in enumerate(MIXED):
+        set_params(batch, slot, {Param.NUM_PROMPT_TOKENS: text.num_prompt, Param.SEED_LOW: slot, Param.TEMPERATURE: 5})
+    moved = {one.name: getattr(batch, one.name).to("cuda", copy=True) for one in dataclasses.fields(Batch)}
+    bucket, tokens = (num_tokens + PADDING[0], num_rows + PADDING[1]), torch.arange(1, 500, 3)
+    found = gpu.GpuGuesses(dataclasses.replace(batch, **moved), bucket, GUESSES, ATTENTION, torch.float32)
+    expected = CpuGuesses(batch, (num_tokens, num_rows), GUESSES, ATTENTION, torch.float32)
+    guessed = find_guessed(MIXED, batch, num_rows)
+    logits = torch.randn(bucket[1], len(tokens), generator=torch.Generator().manual_seed(2))
+    sampled = found.sample(0, logits.cuda(), HeadTokens(tokens.cuda(), 500)).cpu()
+    assert sampled[guessed].tolist() == expected.sample(0, logits[guessed], HeadTokens(tokens, 500)).tolist()
+    assert len({*sampled[guessed].tolist()}) > 2
 
 
 def test_a_head_samples_with_the_noise_of_its_model(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import sampling_oracle
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.guesses import CpuGuesses
-from blink.kernels.guesses import spread
+from blink.kernels.guesses import HeadTokens, spread
 from blink.models.layers import Attention
 from blink.models.rope import Rope
 from model_driver import set_params
@@ -64,11 +64,11 @@ def test_automata_and_outputs_of_the_step_are_left_alone() -> None:
 
 
 def test_tokens_that_a_head_has_not_are_never_guessed() -> None:
-    tokens = torch.tensor([3, 150, 8])
+    tokens, batch = torch.tensor([3, 150, 8]), make_step(1)
+    own = HeadTokens(tokens, VOCAB)
     logits = torch.tensor([[0.0, 5.0, 1.0], [9.0, 5.0, 1.0], [0.0, 0.5, 1.0]])
-    wide = spread(logits, tokens, VOCAB)
+    wide = spread(logits, own)
     assert wide.shape == (3, VOCAB) and torch.equal(wide[:, tokens], logits)
-    batch = make_step(1)
     rows = CpuGuesses(batch, (3, 3), GUESSES, ATTENTION, torch.float32)
-    assert {*rows.sample(1, wide).tolist()} <= {3, 150, 8}
-    assert int(rows.sample(2, wide)[1]) == 3
+    assert {*rows.sample(1, logits, own).tolist()} <= {3, 150, 8}
+    assert int(rows.sample(2, logits, own)[1]) == 3

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,13 @@ _HEAD_DRAFT = struct_dtype("HeadDraft")
 RESTS_UNTIL, TEXT_LENGTH = (field_offset(_HEAD_DRAFT, name) // 4 for name in ("rests_until", "num_tokens"))
 NUM_GUESSES, FIRST_GUESS = (field_offset(_HEAD_DRAFT, name) // 4 for name in ("count", "tokens"))
 MOST_GUESSES = _HEAD_DRAFT.itemsize // 4 - FIRST_GUESS
+
+
+class HeadTokens(NamedTuple):
+    """The tokens of its model that a head has."""
+
+    tokens: Tensor  # int64; of each of the head's logits
+    vocab_size: int  # the model's
 
 
 class Guesses(Protocol):
@@ -52,8 +59,11 @@ class Guesses(Protocol):
         """Store keys and values of each row's guess of a number, and attend from it."""
         ...
 
-    def sample(self, guess: int, logits: Tensor) -> Tensor:
-        """Return each row's guess of a number, int64 [rows]; 0: the one behind its sample; logits: [rows, vocab]."""
+    def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
+        """Return each row's guess of a number, int64 [rows]; 0: the one behind its sample; logits: [rows, tokens].
+
+        own: the tokens that a head has; None: all.
+        """
         ...
 
     def write(self, tokens: Tensor) -> None:
@@ -82,7 +92,9 @@ def guessed_batch(batch: Batch, slots: Tensor) -> Batch:
     return replace(batch, row_slots=slots, params=params, sampled_tokens=torch.zeros_like(slots))
 
 
-def spread(logits: Tensor, tokens: Tensor, vocab_size: int) -> Tensor:
-    """Return logits [rows, vocab_size] of a head that has some tokens of the model, int64; others are -inf."""
-    found = logits.new_full((len(logits), vocab_size), -torch.inf)
-    return found.index_copy_(1, tokens, logits)
+def spread(logits: Tensor, own: HeadTokens | None) -> Tensor:
+    """Return a head's logits [rows, vocab] of all the model's tokens; of those that it has not they are -inf."""
+    if own is None:
+        return logits
+    found = logits.new_full((len(logits), own.vocab_size), -torch.inf)
+    return found.index_copy_(1, own.tokens, logits)

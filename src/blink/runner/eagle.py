@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blink.formats.base import take_rows
 from blink.kernels.batch import Batch
-from blink.kernels.guesses import FindGuesses, Guesses, spread
+from blink.kernels.guesses import FindGuesses, Guesses, HeadTokens
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
@@ -33,7 +33,7 @@ class EagleDrafter:
         """Draft so many tokens behind each sample; find: the rows, None: as the model's device does."""
         self._head, self._layers = head, sorted({*head.layers})
         self._embedding = model.embedding if head.embedding is None else head.embedding
-        self._num_drafts, self._vocab_size = num_drafts, model.spec.vocab_size
+        self._num_drafts, self._own = num_drafts, HeadTokens(head.tokens, model.spec.vocab_size)
         self._find_guesses = find or code_of(model.device).find_guesses
         self._kept: dict[int, dict[int, Tensor]] = {}  # by batch, then by layer
         self._memory: dict[int, Tensor] = {}  # by batch: [layers, tokens, hidden]
@@ -73,12 +73,12 @@ class EagleDrafter:
 
     def _guess(self, rows: Guesses, hidden: Tensor) -> Tensor:
         """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
-        found = [rows.sample(0, self._compute_logits(hidden))]
+        found = [rows.sample(0, self._compute_logits(hidden), self._own)]
         for guess in range(1, self._num_drafts):
             residual, qkv = self._begin_layer(found[-1], hidden)
             attended = rows.attend(guess, qkv, self._rotation(rows.positions(guess)))
             hidden = self._end_layer(residual, attended)
-            found.append(rows.sample(guess, self._compute_logits(hidden)))
+            found.append(rows.sample(guess, self._compute_logits(hidden), self._own))
         return torch.stack(found, dim=1)
 
     def _begin_layer(self, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,9 +97,8 @@ class EagleDrafter:
         return residual + linear(inner, head.mlp.down)
 
     def _compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits [rows, vocab] behind each hidden state, of the model's vocabulary."""
-        logits = linear(rms_norm(hidden, self._head.norm, self._head.eps), self._head.lm_head)
-        return spread(logits, self._head.tokens, self._vocab_size)
+        """Return the logits behind each hidden state [rows, tokens], of the tokens that the head has."""
+        return linear(rms_norm(hidden, self._head.norm, self._head.eps), self._head.lm_head)
 
     def _rotation(self, positions: Tensor) -> Tensor:
         table = self._head.rotary_table

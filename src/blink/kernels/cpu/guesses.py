@@ -14,7 +14,7 @@ from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.attention import attend_group, plan_group
 from blink.kernels.cpu.rotary import rotate_and_store
 from blink.kernels.cpu.sampling import sample
-from blink.kernels.guesses import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH, guessed_batch
+from blink.kernels.guesses import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH, HeadTokens, guessed_batch, spread
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION
 
@@ -70,11 +70,11 @@ class CpuGuesses:
         group = plan_group(self._tables, self._rows, lens, [0, 1], 0, cache.block_size, query.dtype)
         return attend_group(query, cache, group, PLAIN_ATTENTION).reshape(len(lens), -1)
 
-    def sample(self, guess: int, logits: Tensor) -> Tensor:
+    def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
         """Sample each row's guess of a number."""
         lens = (self._positions + 2 + guess).clamp(max=self._batch.tokens.shape[1])
         rows = replace(self._guessed, context_lens=lens.to(torch.int32))
-        sample(logits, rows, len(lens))
+        sample(spread(logits, own), rows, len(lens))
         return rows.sampled_tokens.clamp(min=0).long()
 
     def write(self, tokens: Tensor) -> None:

@@ -30,8 +30,10 @@ from blink.kernels.guesses import (
     NUM_GUESSES,
     RESTS_UNTIL,
     TEXT_LENGTH,
+    HeadTokens,
     count_blocks,
     guessed_batch,
+    spread,
 )
 from blink.kernels.layer_cache import LayerCache
 
@@ -126,16 +128,17 @@ class GpuGuesses:
         plan = plan_attention(step, rows, rows, (self._attention,), self._cache, self._dtype)
         return paged_attention(query, self._cache, plan)
 
-    def sample(self, guess: int, logits: Tensor) -> Tensor:
+    def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
         """Sample each row's guess of a number."""
         if not SAMPLES_GUESSES:
-            return logits.argmax(-1)
+            likeliest = logits.argmax(-1)
+            return likeliest if own is None else own.tokens.index_select(0, likeliest)
         if guess == 0:
             self._guessed = guessed_batch(self._batch, self._batch.row_slots[: self._num_rows])
             self._allowed = allow_all(self._batch, self._num_rows)
         lens = (self._contexts + 1 + guess).clamp(max=self._batch.tokens.shape[1])
         rows = replace(self._guessed, context_lens=lens, sampled_tokens=torch.zeros_like(lens))
-        sample(logits, rows, self._num_rows, allowed=self._allowed)
+        sample(spread(logits, own), rows, self._num_rows, allowed=self._allowed)
         return rows.sampled_tokens.clamp(min=0).long()
 
     def write(self, tokens: Tensor) -> None:
