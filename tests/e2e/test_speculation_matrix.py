@@ -116,10 +116,9 @@ def check(side: Side, drafter: str, kind: str, temperature: float, prompts: Sequ
     expected = side.expect(kind, temperature, prompts)
     asked, most = ask_for(kind)
     if predict := PREDICTIONS.get(drafter):
-        found = list[Any]()
-        for prompt, [first, *_] in zip(prompts, expected, strict=True):
-            with mock.patch.object(Planner, "_predict", return_value=predict(first[1])):
-                found += outcomes_of(side.drafting["ngram"], [prompt], temperature, asked, most)
+        predictions = [predict(first[1]) for [first, *_] in expected]
+        with mock.patch.object(Planner, "_predict", side_effect=predictions):  # requests are planned in their order
+            found = outcomes_of(side.drafting["ngram"], [*prompts], temperature, asked, most)
     else:
         found = outcomes_of(side.drafting[drafter], [*prompts], temperature, asked, most)
     if side.is_exact:

@@ -34,39 +34,17 @@ def samples_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FLAG, True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_sample_guesses_as_on_a_cpu(dtype: torch.dtype) -> None:
-    batch, num_tokens, num_rows = make_step(MIXED, 16, PADDING)
-    for slot, text in enumerate(MIXED):
-        chosen: dict[Param, float] = {Param.NUM_PROMPT_TOKENS: text.num_prompt, Param.SEED_LOW: 7 * slot + 1}
-        chosen |= {Param.TEMPERATURE: (0.0, 1.0, 5.0)[slot % 3], Param.TOP_K: 40 * (slot % 2)}
-        set_params(batch, slot, chosen)
-    bucket = num_tokens + PADDING[0], num_rows + PADDING[1]
-    own = dataclasses.replace(
-        batch, **{one.name: getattr(batch, one.name).to("cuda", copy=True) for one in dataclasses.fields(Batch)}
-    )
-    found = gpu.GpuGuesses(own, bucket, GUESSES, ATTENTION, dtype)
-    expected = CpuGuesses(batch, (num_tokens, num_rows), GUESSES, ATTENTION, dtype)
-    guessed, draw = find_guessed(MIXED, batch, num_rows), torch.Generator().manual_seed(1)
-    for guess in range(GUESSES):
-        logits = torch.randn(bucket[1], 500, generator=draw).to(dtype)
-        sampled = found.sample(guess, logits.cuda()).cpu()
-        assert sampled[guessed].tolist() == expected.sample(guess, logits[guessed]).tolist()
-        assert int(sampled.min()) >= 0 and int(sampled.max()) < 500
-        assert sampled[guessed].tolist() != logits[guessed].argmax(-1).tolist()
-    assert torch.equal(own.params.cpu(), batch.params)
-
-
-def test_a_head_of_some_tokens_samples_as_on_a_cpu() -> None:
+def test_logits_of_heads_in_bf16_are_sampled_as_they_are() -> None:
+    """tests/gpu/test_guesses.py has those in float32."""
     batch, num_tokens, num_rows = make_step(MIXED, 16, PADDING)
     for slot, text in enumerate(MIXED):
         set_params(batch, slot, {Param.NUM_PROMPT_TOKENS: text.num_prompt, Param.SEED_LOW: slot, Param.TEMPERATURE: 5})
     moved = {one.name: getattr(batch, one.name).to("cuda", copy=True) for one in dataclasses.fields(Batch)}
     bucket, tokens = (num_tokens + PADDING[0], num_rows + PADDING[1]), torch.arange(1, 500, 3)
-    found = gpu.GpuGuesses(dataclasses.replace(batch, **moved), bucket, GUESSES, ATTENTION, torch.float32)
-    expected = CpuGuesses(batch, (num_tokens, num_rows), GUESSES, ATTENTION, torch.float32)
+    found = gpu.GpuGuesses(dataclasses.replace(batch, **moved), bucket, GUESSES, ATTENTION, torch.bfloat16)
+    expected = CpuGuesses(batch, (num_tokens, num_rows), GUESSES, ATTENTION, torch.bfloat16)
     guessed = find_guessed(MIXED, batch, num_rows)
-    logits = torch.randn(bucket[1], len(tokens), generator=torch.Generator().manual_seed(2))
+    logits = torch.randn(bucket[1], len(tokens), generator=torch.Generator().manual_seed(2)).bfloat16()
     sampled = found.sample(0, logits.cuda(), HeadTokens(tokens.cuda(), 500)).cpu()
     assert sampled[guessed].tolist() == expected.sample(0, logits[guessed], HeadTokens(tokens, 500)).tolist()
     assert len({*sampled[guessed].tolist()}) > 2
