@@ -229,15 +229,15 @@ def post(frontend: Frontend, body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculation_changes_no_answer_of_a_real_model(kind: str, method: str) -> None:
-    """Bit by bit: the default model is in a GGUF format."""
+    """Bit by bit, as its format is GGUF. test_speculation_matrix.py has all prompts, for a small model."""
     most = MOST_TOKENS.get(kind, 24)
     with load("") as plain, load("", speculative_config=METHODS[method]) as drafting:
-        for prompt in PROMPTS:
+        for prompt in PROMPTS[::3]:
             for temperature in TEMPERATURES:
                 expected = outcomes(plain, prompt, temperature, KINDS[kind], most)
                 assert outcomes(drafting, prompt, temperature, KINDS[kind], most) == expected, (prompt, temperature)
         stats = drafting.stats()
-        assert stats["draft_tokens"] > 50 and (stats["accepted_tokens"] > 50 or kind == "penalties")  # of repetition
+        assert stats["draft_tokens"] > 15 and (stats["accepted_tokens"] > 15 or kind == "penalties")  # of repetition
 
 
 @pytest.mark.long
