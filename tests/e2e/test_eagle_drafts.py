@@ -70,6 +70,19 @@ def test_a_head_that_knows_the_text_takes_a_quarter_of_the_steps(engines: tuple[
     assert accepted > 66 and steps < 32
 
 
+def test_a_head_samples_with_the_noise_of_its_model(engines: tuple[LLM, LLM]) -> None:
+    """So hot that the likeliest token is hardly ever sampled: a head whose logits are the model's guesses what is."""
+    plain, drafting = engines
+    for params in ({}, {"top_k": 400}, {"top_p": 0.8, "min_p": 0.001}, {"logit_bias": {400: 20.0, 500: 20.0}}):
+        params |= {"temperature": 8.0, "seed": 3}
+        before = count(drafting, "num_steps", "accepted_tokens")
+        [expected], [found] = answer(plain, [PROMPT], **params), answer(drafting, [PROMPT], **params)
+        after = count(drafting, "num_steps", "accepted_tokens")
+        steps, accepted = (now - then for now, then in zip(after, before, strict=True))
+        assert found == expected
+        assert accepted > 66 and steps < 32, params
+
+
 def test_many_sequences_and_chunks_are_drafted_for_at_once(engines: tuple[LLM, LLM]) -> None:
     plain, drafting = engines
     prompts = [PROMPT[at:] * (1 + at % 9) for at in range(12)]  # some take several steps

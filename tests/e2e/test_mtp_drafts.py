@@ -57,8 +57,9 @@ def count(llm: LLM, *names: str) -> list[int]:
     return [int(llm.stats()[name]) for name in names]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 8.0])
 def test_one_sequence_takes_fewer_steps(engines: Engines, temperature: float) -> None:
+    """At the last temperature the likeliest token is hardly ever sampled: the layer samples with the model's noise."""
     plain, drafting, is_known = engines
     params = {"temperature": temperature, "seed": 3}
     before = count(drafting, "num_steps", "draft_tokens", "accepted_tokens")
@@ -66,7 +67,7 @@ def test_one_sequence_takes_fewer_steps(engines: Engines, temperature: float) ->
     after = count(drafting, "num_steps", "draft_tokens", "accepted_tokens")
     steps, drafts, accepted = (now - then for now, then in zip(after, before, strict=True))
     assert found == expected and len({*found}) > 80
-    if is_known and temperature == 0:
+    if is_known:
         assert accepted > 70 and steps < 26
     elif not is_known:
         assert 15 < accepted < drafts - 10

@@ -14,8 +14,9 @@ import torch
 from blink.config import ModelConfig
 from blink.engine.guessing import make_drafter
 from blink.kernels.batch import Batch, Header, Param
+from blink.kernels.cpu import sampling as cpu_sampling
 from blink.kernels.cpu.guesses import CpuGuesses
-from blink.kernels.guesses import RESTS_UNTIL, TEXT_LENGTH, count_blocks
+from blink.kernels.guesses import RESTS_UNTIL, TEXT_LENGTH, HeadTokens, count_blocks
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rotary import make_rotary_table
 from blink.models.decoder import Decoder
@@ -26,7 +27,7 @@ from blink.models.rope import Rope
 from blink.models.weights.eagle_loader import load_eagle
 from blink.models.weights.mtp_loader import load_mtp
 from eagle_heads import draw_head, write_clockwork, write_head
-from model_driver import Driver, load_decoder
+from model_driver import Driver, load_decoder, set_params
 from model_families import save_model
 from mtp_layers import add_mtp, draw_mtp
 
@@ -163,6 +164,33 @@ def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(
         expected.write(drafts[guessed])
     assert torch.equal(own.head_drafts.cpu(), batch.head_drafts)
     assert (batch.head_drafts[:, RESTS_UNTIL + 1] > 0).sum() == len(guessed)
+
+
+@pytest.mark.parametrize("own", [None, HeadTokens(torch.arange(1, VOCAB, 3), VOCAB)], ids=["all tokens", "some"])
+def test_guesses_are_sampled_as_on_a_cpu(
+    device: torch.device, own: HeadTokens | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no GPU is, the CPU's sampler takes the rows that the GPU's is given."""
+    monkeypatch.setattr(gpu, "SAMPLES_GUESSES", True)
+    if device.type == "cpu":
+        monkeypatch.setattr(gpu, "sample", lambda logits, batch, rows, **_: cpu_sampling.sample(logits, batch, rows))
+    batch, num_tokens, num_rows = make_step(MIXED, 16, (21, 5))
+    for slot, text in enumerate(MIXED):
+        chosen: dict[Param, float] = {Param.NUM_PROMPT_TOKENS: text.num_prompt, Param.SEED_LOW: 7 * slot + 1}
+        chosen |= {Param.TEMPERATURE: (0.0, 1.0, 5.0)[slot % 3], Param.TOP_K: 40 * (slot % 2)}
+        set_params(batch, slot, chosen)
+    moved = {one.name: getattr(batch, one.name).to(device, copy=True) for one in dataclasses.fields(Batch)}
+    mine, bucket = dataclasses.replace(batch, **moved), (num_tokens + 21, num_rows + 5)
+    theirs = None if own is None else own._replace(tokens=own.tokens.to(device))
+    found = gpu.GpuGuesses(mine, bucket, GUESSES, ATTENTION, torch.float32)
+    expected = CpuGuesses(batch, (num_tokens, num_rows), GUESSES, ATTENTION, torch.float32)
+    guessed, draw = find_guessed(MIXED, batch, num_rows), torch.Generator().manual_seed(1)
+    for guess in range(GUESSES):
+        logits = torch.randn(bucket[1], VOCAB if own is None else len(own.tokens), generator=draw)
+        sampled = found.sample(guess, logits.to(device), theirs).cpu()
+        assert sampled[guessed].tolist() == expected.sample(guess, logits[guessed], own).tolist()
+        assert len({*sampled[guessed].tolist()}) > 2 and 0 <= int(sampled.min()) <= int(sampled.max()) < VOCAB
+    assert torch.equal(mine.params.cpu(), batch.params)
 
 
 def find_guessed(texts: Sequence[Text], batch: Batch, num_rows: int) -> list[int]:

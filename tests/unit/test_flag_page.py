@@ -66,7 +66,7 @@ def test_pages_name_only_flags_that_exist() -> None:
         "--tasks",
     }  # pip's, docker's and lm_eval's
     known |= set(re.findall(r'add\("(--[a-z-]+)"', (_ROOT / "benchmarks" / "flat" / "options.py").read_text()))
-    for program in ("draft_heads", "kernels/latent_attention", "pacing", "scheduler_simulation"):
+    for program in ("draft_heads", "kernels/latent_attention", "pacing", "scheduler_simulation", "speculation_replay"):
         text = (_ROOT / "benchmarks" / f"{program}.py").read_text()
         known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', text))
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]

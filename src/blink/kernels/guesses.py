@@ -2,18 +2,21 @@
 """Rows of a step whose next tokens a draft head guesses, and what they attend to meanwhile.
 
 A row that follows another of its slot is sure if that one sampled its token. A slot's last sure row gets guesses, where
-these are of use.
+these are of use. A guess is sampled as the model's token of that position will be: by the same parameters and noise. So
+at any temperature a head whose logits are the model's guesses what the model samples (Daliri, Musco, Suresh, "Coupling
+without communication and drafter-invariant speculative decoding", https://arxiv.org/abs/2408.07978).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from blink.kernels.batch import Batch
+from blink.kernels.batch import Batch, Param
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 from blink.region.layout import field_offset, struct_dtype
@@ -26,6 +29,13 @@ _HEAD_DRAFT = struct_dtype("HeadDraft")
 RESTS_UNTIL, TEXT_LENGTH = (field_offset(_HEAD_DRAFT, name) // 4 for name in ("rests_until", "num_tokens"))
 NUM_GUESSES, FIRST_GUESS = (field_offset(_HEAD_DRAFT, name) // 4 for name in ("count", "tokens"))
 MOST_GUESSES = _HEAD_DRAFT.itemsize // 4 - FIRST_GUESS
+
+
+class HeadTokens(NamedTuple):
+    """The tokens of its model that a head has."""
+
+    tokens: Tensor  # int64; of each of the head's logits
+    vocab_size: int  # the model's
 
 
 class Guesses(Protocol):
@@ -58,6 +68,13 @@ class Guesses(Protocol):
         """Store keys and values of each row's guess of a number, and attend from it."""
         ...
 
+    def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
+        """Return each row's guess of a number, int64 [rows]; 0: the one behind its sample; logits: [rows, tokens].
+
+        own: the tokens that a head has; None: all.
+        """
+        ...
+
     def write(self, tokens: Tensor) -> None:
         """Write guessed tokens [rows, num_guesses] to batch.head_drafts."""
         ...
@@ -70,3 +87,23 @@ FindGuesses = Callable[[Batch, "tuple[int, int]", int, "Attention", torch.dtype]
 def count_blocks(num_guesses: int, block_size: int) -> int:
     """Return the blocks of a row for its guesses, and for the tokens before them in a block that is not full."""
     return -(-(block_size + num_guesses - 2) // block_size) if num_guesses > 1 else 0
+
+
+def guessed_batch(batch: Batch, slots: Tensor) -> Batch:
+    """Return rows of one guess each, of some slots, that are sampled without automata and logprobs.
+
+    context_lens are the caller's to give. What a text has behind its known tokens may be an older guess: penalties
+    then count a wrong token.
+    """
+    params = batch.params.clone()
+    params[:, Param.AUTOMATON] = 0
+    params[:, Param.NUM_LOGPROBS] = -1
+    return replace(batch, row_slots=slots, params=params, sampled_tokens=torch.zeros_like(slots))
+
+
+def spread(logits: Tensor, own: HeadTokens | None) -> Tensor:
+    """Return a head's logits [rows, vocab] of all the model's tokens; of those that it has not they are -inf."""
+    if own is None:
+        return logits
+    found = logits.new_full((len(logits), own.vocab_size), -torch.inf)
+    return found.index_copy_(1, own.tokens, logits)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blink.formats.base import take_rows
 from blink.kernels.batch import Batch
-from blink.kernels.guesses import FindGuesses, Guesses
+from blink.kernels.guesses import FindGuesses, Guesses, HeadTokens
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.rms_norm import rms_norm
 from blink.models.decoder import Decoder
@@ -26,7 +26,8 @@ class EagleDrafter(LayerDrafter):
     def __init__(self, model: Decoder, head: EagleHead, num_drafts: int, find: FindGuesses | None = None) -> None:
         """Draft so many tokens behind each sample; find: the rows, None: as the model's device does."""
         find = find or code_of(model.device).find_guesses
-        super().__init__(DraftHeads(head.attention, head.rotary_table), num_drafts, find)
+        own = HeadTokens(head.tokens, model.spec.vocab_size)
+        super().__init__(DraftHeads(head.attention, head.rotary_table), num_drafts, find, own)
         self._head, self._layers = head, sorted({*head.layers})
         self._embedding = model.embedding if head.embedding is None else head.embedding
         self._kept: dict[int, dict[int, Tensor]] = {}  # by batch, then by layer
@@ -69,7 +70,6 @@ class EagleDrafter(LayerDrafter):
         inner = gated_linear(rms_norm(residual, head.mlp_norm, head.eps), head.mlp.gate_up, head.mlp.activation)
         return residual + linear(inner, head.mlp.down)
 
-    def _choose(self, hidden: Tensor) -> Tensor:
-        """Return the likeliest of its own tokens behind each residual, as the model's."""
-        logits = linear(rms_norm(hidden, self._head.norm, self._head.eps), self._head.lm_head)
-        return self._head.tokens.index_select(0, logits.argmax(-1))
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of its own tokens behind each residual."""
+        return linear(rms_norm(hidden, self._head.norm, self._head.eps), self._head.lm_head)

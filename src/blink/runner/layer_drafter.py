@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from blink.kernels.batch import Batch
-from blink.kernels.guesses import FindGuesses, Guesses
+from blink.kernels.guesses import FindGuesses, Guesses, HeadTokens
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 from blink.kernels.rotary import rotate_and_store
@@ -54,9 +54,9 @@ class Projected(NamedTuple):
 class LayerDrafter(ABC):
     """The Drafter of a layer: what it reads, what it computes around attention, and its vocabulary are a subclass's."""
 
-    def __init__(self, heads: DraftHeads, num_drafts: int, find: FindGuesses) -> None:
-        """Draft so many tokens behind each sample; find: the rows."""
-        self._heads, self._num_drafts, self._find_guesses = heads, num_drafts, find
+    def __init__(self, heads: DraftHeads, num_drafts: int, find: FindGuesses, own: HeadTokens | None = None) -> None:
+        """Draft so many tokens behind each sample; find: the rows; own: the tokens that it has, None: all."""
+        self._heads, self._num_drafts, self._find_guesses, self._own = heads, num_drafts, find, own
 
     @abstractmethod
     def _take(self, batch: Batch, num_tokens: int) -> Tensor:
@@ -71,8 +71,8 @@ class LayerDrafter(ABC):
         """Return the layer's hidden states [rows, hidden] behind attention and MLP; cache: the layer's."""
 
     @abstractmethod
-    def _choose(self, hidden: Tensor) -> Tensor:
-        """Return the likeliest token behind each hidden state, int64 [rows], of the model's vocabulary."""
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits behind each hidden state [rows, tokens], of the tokens that the head has."""
 
     def read(self, batch: Batch, cache: LayerCache, size: Bucket) -> None:
         """Read a step whose rows are sampled, and write batch.head_drafts; cache: the layer's of the KV cache.
@@ -95,13 +95,13 @@ class LayerDrafter(ABC):
 
     def _guess(self, rows: Guesses, cache: LayerCache, hidden: Tensor) -> Tensor:
         """Return the guessed tokens [rows, num_drafts]; hidden: what the layer made of each row's last token."""
-        found, heads = [self._choose(hidden)], self._heads
+        found, heads = [rows.sample(0, self._compute_logits(hidden), self._own)], self._heads
         for guess in range(1, self._num_drafts):
             made = self._project(found[-1], hidden)
             rotation = self._rotation(rows.positions(guess))
             attended = rows.attend(guess, made.qkv, rotation, heads.norm, heads.options)
             hidden = self._end_layer(made.residual, made.gate(attended), rows, cache)
-            found.append(self._choose(hidden))
+            found.append(rows.sample(guess, self._compute_logits(hidden), self._own))
         return torch.stack(found, dim=1)
 
     def _rotation(self, positions: Tensor) -> Tensor:

@@ -71,6 +71,6 @@ class MtpDrafter(LayerDrafter):
         residual = residual + linear(attended, self._head.layer.output, self._head.layer.output_bias)
         return self._runner.run_mlp(rows.step, KvCache({0: cache}), residual)
 
-    def _choose(self, hidden: Tensor) -> Tensor:
-        """Return the likeliest token behind each hidden state."""
-        return linear(hidden, self._model.lm_head).argmax(-1)
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits behind each hidden state."""
+        return linear(hidden, self._model.lm_head)

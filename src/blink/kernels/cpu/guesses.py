@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from blink.formats.fp8 import FP8
-from blink.kernels.batch import Batch, Param
+from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.cpu.attention import attend_group, plan_group
 from blink.kernels.cpu.rotary import rotate_and_store
-from blink.kernels.guesses import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH
+from blink.kernels.cpu.sampling import sample
+from blink.kernels.guesses import FIRST_GUESS, RESTS_UNTIL, TEXT_LENGTH, HeadTokens, guessed_batch, spread
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 
@@ -33,6 +34,9 @@ class CpuGuesses:
         self._batch, self._num_guesses, self._dtype = batch, num_guesses, dtype
         self.next_ids = _next_tokens(batch, num_tokens, num_rows)
         self.ends, self.slots, self._positions = _find_ends(batch, num_rows)
+        header = batch.header.clone()
+        header[Header.NUM_ROWS] = len(self.ends)
+        self._guessed = replace(guessed_batch(batch, self.slots.to(torch.int32)), header=header)
 
     def open(self, cache: LayerCache) -> None:
         """Copy what rows have in the cache."""
@@ -73,6 +77,13 @@ class CpuGuesses:
         cache = self._cache
         group = plan_group(self._tables, self._rows, lens, [0, 1], 0, cache.block_size, query.dtype)
         return attend_group(query, cache, group, options).reshape(len(lens), -1)
+
+    def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
+        """Sample each row's guess of a number."""
+        lens = (self._positions + 2 + guess).clamp(max=self._batch.tokens.shape[1])
+        rows = replace(self._guessed, context_lens=lens.to(torch.int32))
+        sample(spread(logits, own), rows, len(lens))
+        return rows.sampled_tokens.clamp(min=0).long()
 
     def write(self, tokens: Tensor) -> None:
         """Write guessed tokens, for texts with the token that was sampled."""

@@ -65,3 +65,9 @@ def find_allowed(batch: Batch, num_rows: int, vocab_size: int) -> Allowed:
     launch(find, (num_rows, 1), _WARP, arguments, pdl=early)
     launch(list_tokens, grid, _LIST_THREADS, arguments, shared_bytes=_SHARED_BYTES, pdl=early)
     return allowed
+
+
+def allow_all(batch: Batch, num_rows: int) -> Allowed:
+    """Return that rows may sample any token; no slot moves on."""
+    lists, may_end = batch.row_slots.new_full((num_rows,), -1), batch.row_slots.new_zeros(num_rows)
+    return Allowed(batch.token_bitmasks, lists, may_end)

@@ -21,14 +21,27 @@ from torch import Tensor
 from blink.kernels.batch import Batch, Header, Param
 from blink.kernels.gpu.attention.paged import paged_attention
 from blink.kernels.gpu.attention.plan import plan_attention
+from blink.kernels.gpu.constraint import allow_all
 from blink.kernels.gpu.rotary import rotate_and_store
-from blink.kernels.guesses import FIRST_GUESS, MOST_GUESSES, NUM_GUESSES, RESTS_UNTIL, TEXT_LENGTH, count_blocks
+from blink.kernels.gpu.sampling import sample
+from blink.kernels.guesses import (
+    FIRST_GUESS,
+    MOST_GUESSES,
+    NUM_GUESSES,
+    RESTS_UNTIL,
+    TEXT_LENGTH,
+    HeadTokens,
+    count_blocks,
+    guessed_batch,
+    spread,
+)
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 
 if TYPE_CHECKING:
     from blink.models.layers import Attention
 
+SAMPLES_GUESSES = False  # until tests/gpu/test_sampled_guesses.py has passed there: the likeliest tokens are guessed
 _WORDS = 1024  # that a program copies
 _NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
 _NUM_PROMPT_TOKENS = tl.constexpr(int(Param.NUM_PROMPT_TOKENS))
@@ -123,6 +136,19 @@ class GpuGuesses:
         rows = self._num_rows
         plan = plan_attention(step, rows, rows, (self._attention,), self._cache, self._dtype)
         return paged_attention(query, self._cache, plan, options)
+
+    def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
+        """Sample each row's guess of a number."""
+        if not SAMPLES_GUESSES:
+            likeliest = logits.argmax(-1)
+            return likeliest if own is None else own.tokens.index_select(0, likeliest)
+        if guess == 0:
+            self._guessed = guessed_batch(self._batch, self._batch.row_slots[: self._num_rows])
+            self._allowed = allow_all(self._batch, self._num_rows)
+        lens = (self._contexts + 1 + guess).clamp(max=self._batch.tokens.shape[1])
+        rows = replace(self._guessed, context_lens=lens, sampled_tokens=torch.zeros_like(lens))
+        sample(spread(logits, own), rows, self._num_rows, allowed=self._allowed)
+        return rows.sampled_tokens.clamp(min=0).long()
 
     def write(self, tokens: Tensor) -> None:
         """Write guessed tokens of rows that are guessed behind."""

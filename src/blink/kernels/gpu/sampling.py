@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.arguments import args
-from blink.kernels.gpu.constraint import find_allowed
+from blink.kernels.gpu.constraint import Allowed, find_allowed
 from blink.kernels.gpu.device import count_processors, has_clusters
 from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.sampling_params import MAX_LOGIT_BIASES, MAX_STOP_TOKENS
@@ -38,9 +38,18 @@ def find_group() -> Group:
 
 
 def sample(
-    logits: Tensor, batch: Batch, num_rows: int, group: Group | None = None, *, deterministic: bool = False
+    logits: Tensor,
+    batch: Batch,
+    num_rows: int,
+    group: Group | None = None,
+    *,
+    deterministic: bool = False,
+    allowed: Allowed | None = None,
 ) -> None:
-    """Compute sample; logits: [num_rows, vocab], rows contiguous; group: None: find_group()."""
+    """Compute sample; logits: [num_rows, vocab], rows contiguous; group: None: find_group().
+
+    allowed: None: as the rows' automata say, which move on.
+    """
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1 and batch.params.is_contiguous()
     group = group or find_group()
     vocab_size, max_model_len = logits.shape[1], batch.tokens.stride(0)
@@ -49,7 +58,7 @@ def sample(
     change_words = -(-part_size // (2 * _WORD_TOKENS)) * 2
     most_changes = min(vocab_size, max_model_len + MAX_LOGIT_BIASES + MAX_STOP_TOKENS + 1)
     changes = torch.empty(num_rows, most_changes, dtype=torch.int32, device=logits.device)
-    allowed = find_allowed(batch, num_rows, vocab_size)
+    allowed = allowed or find_allowed(batch, num_rows, vocab_size)
     arguments = args(
         "SampleArgs",
         logits=logits,
