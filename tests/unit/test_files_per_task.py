@@ -169,12 +169,13 @@ BUILT = [
             "kernels/gpu/lora/paging.py",
             "kernels/lora.py",
             "lora_config.py",
+            "lora_request.py",
             "region/adapter_words.py",
             "runner/adapters.py",
             "runner/gpu_updates.py",
             "runner/updated_device.py",
         ),
-        beyond=7,  # its words in the API, in region and scheduler, and in each step
+        beyond=0,
         since=(
             "api/openai/ggml_options.py",
             "csrc/scheduler/sequence.h",
