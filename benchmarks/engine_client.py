@@ -31,6 +31,19 @@ def connect(region: str, is_alive: Callable[[], bool] = lambda: True) -> EngineC
     return client
 
 
+def time_first_token(client: EngineClient, submit: Callable[[], int]) -> float:
+    """Return the milliseconds from submission to a sequence's first token, once it has ended; submit returns its id."""
+    start, found = time.perf_counter(), 0.0
+    sequence = submit()
+    while True:
+        client.tick()
+        for one in client.drain():
+            if one["sequence"] == sequence and one["kind"] == CqeKind.TOKEN:
+                found = found or (time.perf_counter() - start) * 1e3
+            if one["sequence"] == sequence and one["finish_reason"] != 0:
+                return found
+
+
 def ping(client: EngineClient) -> tuple[int, int, int]:
     """Submit what the scheduler refuses in the pass that takes it: a sequence without a prompt.
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from dummy_engine import make_config
+from engine_client import time_first_token
 from numpy.typing import NDArray
 from tensor_parallel import run_process
 
@@ -69,11 +70,7 @@ def submit(client: EngineClient, prompt: Prompt) -> int:
 
 def first_token(client: EngineClient, prompt: Prompt) -> float:
     """Return the milliseconds from submission to the only token."""
-    start = time.perf_counter()
-    sequence = submit(client, prompt)
-    while not any(one["sequence"] == sequence and one["finish_reason"] != 0 for one in client.drain()):
-        client.tick()
-    return (time.perf_counter() - start) * 1e3
+    return time_first_token(client, lambda: submit(client, prompt))
 
 
 def time_prefixes(client: EngineClient, prompts: Prompts) -> dict[str, list[float]]:

@@ -12,7 +12,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from dummy_engine import make_config
+from engine_client import time_first_token
 from safetensors.torch import save_file
 from tensor_parallel import run_process
 
 from blink.adapters.protocol import ask_load
 from blink.config import EngineConfig, ModelConfig
 from blink.link.client import EngineClient
-from blink.link.queue_pair import AdapterId, KvOrigin
+from blink.link.queue_pair import KvOrigin, ModelVariant
 from blink.lora_config import LoraConfig
-from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 
 _SLOTS = 2
@@ -61,18 +60,10 @@ def write_adapter(folder: Path, shapes: list[tuple[str, int, int]], rank: int, s
     return folder
 
 
-def first_token(client: EngineClient, prompt: np.ndarray, adapter: AdapterId) -> float:
+def first_token(client: EngineClient, prompt: np.ndarray, variant: ModelVariant) -> float:
     """Return the milliseconds from submission to the first of two tokens, as the client sees them."""
     params = SamplingParams(max_tokens=2, ignore_eos=True, temperature=0.0)
-    start, found = time.perf_counter(), 0.0
-    sequence = client.submit(prompt, params, seed=0, origin=KvOrigin(adapter=adapter))
-    while True:
-        client.tick()
-        for one in client.drain():
-            if one["sequence"] == sequence and one["kind"] == CqeKind.TOKEN:
-                found = found or (time.perf_counter() - start) * 1e3
-            if one["sequence"] == sequence and one["finish_reason"] != 0:
-                return found
+    return time_first_token(client, lambda: client.submit(prompt, params, seed=0, origin=KvOrigin(variant=variant)))
 
 
 def make_engine_config(options: argparse.Namespace) -> EngineConfig:
@@ -98,7 +89,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, run_process(config) as (client, _):
         paths = [write_adapter(Path(folder, str(seed)), shapes, options.rank, seed) for seed in range(2 * _SLOTS)]
         held = [ask_load(config.region, str(path)) for path in paths]
-        adapters = [AdapterId(each.index, each.generation) for each in held]
+        adapters = [each.variant for each in held]
         for adapter in 2 * adapters:
             first_token(client, prompt, adapter)
         times: dict[str, list[float]] = {"copied first": [], "in a slot": []}

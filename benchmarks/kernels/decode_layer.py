@@ -39,6 +39,7 @@ from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
 from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
+from blink.plan.site import Bucket
 from blink.runner import gpu_device
 from blink.runner.matmul import linear
 from blink.runner.run import Runner
@@ -113,10 +114,10 @@ class Case:
 
     def run_before(self) -> Tensor:
         with mock.patch.object(gpu_device, "MAX_MIXED_TOKENS", 0):
-            return self._before.compute_logits(self.batch, self.cache, self.rows, self.rows)
+            return self._before.compute_logits(self.batch, self.cache, Bucket(self.rows, self.rows))
 
     def run_after(self) -> Tensor:
-        return self._after.compute_logits(self.batch, self.cache, self.rows, self.rows, decoding=True)
+        return self._after.compute_logits(self.batch, self.cache, Bucket(self.rows, self.rows, decoding=True))
 
     @property
     def step_bytes(self) -> int:

@@ -33,6 +33,7 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models.layer_weights import LayerWeights, MoeWeights
 from blink.models.weights.source import read_spec
+from blink.plan.site import Bucket
 from blink.runner import gpu_streams
 from blink.runner.matmul import linear
 from blink.runner.run import Runner
@@ -54,10 +55,10 @@ class Case:
         self._runner = Runner(model.decoder)
 
     def run_before(self) -> Tensor:
-        return self._runner.compute_logits(self.batch, self.cache, self.rows, self.rows)
+        return self._runner.compute_logits(self.batch, self.cache, Bucket(self.rows, self.rows))
 
     def run_after(self) -> Tensor:
-        return self._runner.compute_logits(self.batch, self.cache, self.rows, self.rows, decoding=True)
+        return self._runner.compute_logits(self.batch, self.cache, Bucket(self.rows, self.rows, decoding=True))
 
     def count_experts(self) -> float:
         """Return how many experts all rows together choose, the mean over the layers."""

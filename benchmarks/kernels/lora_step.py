@@ -27,6 +27,7 @@ from blink.kernels.gpu.lora.memory import GpuAdapters
 from blink.kernels.gpu.lora.paging import copy_ordered
 from blink.kernels.lora import LowRank, WeightParts
 from blink.models.decoder import Decoder
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 
 REPLAYS = 99
@@ -63,10 +64,10 @@ def make_runs(decoder: Decoder, adapters: GpuAdapters, rows: int, counts: list[i
     """Return the steps of so many rows, by their names."""
     blocks = -(-context // BLOCK_SIZE)
     cache, plain, runner = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE), Runner(decoder), Runner(decoder)
-    runner.adapters = adapters
+    runner.find_updates = adapters.find
 
     def run(batch: Batch, *, adapters: bool, runner: Runner = runner) -> None:
-        runner.compute_logits(batch, cache, rows, rows, decoding=True, adapters=adapters)
+        runner.compute_logits(batch, cache, Bucket(rows, rows, decoding=True, adapters=adapters))
 
     def make() -> Batch:
         return make_batch(rows, context, blocks, decoder.spec.vocab_size)

@@ -126,7 +126,7 @@ def make_decoding(decoder: Decoder, rows: int, context: int) -> Run:
     batch = make_batch(rows, context, blocks, decoder.spec.vocab_size)
     cache = decoder.allocate_kv_cache(rows * blocks, BLOCK_SIZE)
     runner = Runner(decoder)
-    return lambda: runner.compute_logits(batch, cache, rows, rows, decoding=True)
+    return lambda: runner.compute_logits(batch, cache, Bucket(rows, rows, decoding=True))
 
 
 def make_prompt(decoder: Decoder, tokens: int, beside: int = 0, context: int = 0) -> Run:
@@ -134,7 +134,7 @@ def make_prompt(decoder: Decoder, tokens: int, beside: int = 0, context: int = 0
     batch = make_prompt_batch(tokens, decoder.spec.vocab_size, beside, context)
     cache = decoder.allocate_kv_cache(batch.block_tables.numel(), BLOCK_SIZE)
     runner = Runner(decoder)
-    return lambda: runner.compute_logits(batch, cache, beside + tokens, beside + 1)
+    return lambda: runner.compute_logits(batch, cache, Bucket(beside + tokens, beside + 1))
 
 
 if __name__ == "__main__":

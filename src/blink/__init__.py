@@ -7,10 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from blink.adapters.client import LoRARequest
     from blink.async_llm import AsyncLLM, AsyncLLMEngine
     from blink.beam_search_params import BeamSearchParams
     from blink.llm import LLM
+    from blink.lora_request import LoRARequest
     from blink.offline.options import AsyncEngineArgs, EngineArgs
     from blink.outputs import CompletionOutput, RequestOutput
     from blink.request.source import PromptType, TextPrompt, TokensPrompt
@@ -49,7 +49,7 @@ _MODULES = {
     "EngineArgs": "blink.offline.options",
     "GuidedDecodingParams": "blink.sampling_params",
     "LLM": "blink.llm",
-    "LoRARequest": "blink.adapters.client",
+    "LoRARequest": "blink.lora_request",
     "PoolingParams": "blink.request.vectors",
     "PromptType": "blink.request.source",
     "RequestOutput": "blink.outputs",

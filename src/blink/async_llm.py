@@ -7,11 +7,13 @@ import asyncio
 import time
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from blink.errors import BadRequestError, BlinkError, EngineUnavailableError, OverloadedError
 from blink.link.client import RegionInfo
+from blink.lora_request import read_lora
 from blink.offline.absent import Absent
 from blink.offline.async_controls import AsyncControls
 from blink.offline.description import ModelDescription, describe
@@ -28,7 +30,7 @@ from blink.offline.public_tokenizer import PublicTokenizer
 from blink.outputs import RequestOutput
 from blink.region.layout import Opcode
 from blink.request.planner import PlannedSequence
-from blink.request.source import PromptType, source_of, with_lora
+from blink.request.source import PromptType, source_of
 from blink.request.table import Observer, SequenceTable
 from blink.sampling_params import RequestOutputKind, SamplingParams
 from blink.text.generation import Generation
@@ -95,7 +97,7 @@ class AsyncLLM(AsyncControls, Absent):
             raise BadRequestError(f"Request id {request_id} is running already.", "request_id")
         params = with_priority(sampling_params or self._engine.default_params, priority)
         rules = rules_of("prompt", add_special_tokens=True, given=tokenization_kwargs)
-        source = with_lora(source_of(prompt), lora_request)
+        source = replace(source_of(prompt), lora_request=read_lora(lora_request))
         stream = _Stream(self._table, params)
         self._streams[request_id or f"unnamed-{id(stream)}"] = stream
         try:

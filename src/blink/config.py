@@ -164,20 +164,27 @@ class EngineConfig:
         """What events of the KV cache are published."""
         return read_kv_events(parse_object("kv_events_config", self.kv_events_config))
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The fields of a geometry that its parts say."""
+        return {**self.lora.sizes, **self.kv_events.sizes}
+
+    @property
+    def has_larger_steps(self) -> bool:
+        """Whether some steps do more than others: for rows with adapters, or to guess what follows rows."""
+        return self.lora.enable_lora or self.speculation.has_head
+
     def __post_init__(self) -> None:
         require(self, "max_num_seqs", 1)
         require(self, "tensor_parallel_size", FITTING_RANKS, 64)
         _ = self.speculation, self.kv_events  # which say what is wrong with them
         names = "max_num_batched_tokens num_gpu_blocks_override kv_cache_memory_bytes prompt_arena_bytes cpu_threads"
-        for name in names.split():
-            require(self, name, 0)
+        require(self, names, 0)
         require(self, "gpu_memory_utilization", 0.01, 1)
         require(self, "num_queue_pairs", 1, 64)
         require(self, "max_sequences_per_worker", 1, 1 << 16)
-        for name in ("lease_timeout", "stall_timeout"):
-            require(self, name, 0.5, 3600)
-        for name in ("max_queue_age", "step_target_ms", "urgent_tpot_target_ms", "segment_ms"):
-            require(self, name, 0, 1e6)
+        require(self, "lease_timeout stall_timeout", 0.5, 3600)
+        require(self, "max_queue_age step_target_ms urgent_tpot_target_ms segment_ms", 0, 1e6)
         require(self, "tpot_target_ms", 0, MAX_TPOT_TARGET_MS)
         require(self, "best_effort_share", 0.001, 1)
         require(self, "overtake_share", 0, 1)
@@ -312,12 +319,9 @@ class FrontendConfig:
         require(self, "data_parallel_size", 1, 64)
         require(self, "frontend_sched_priority", 1, 99)
         parse_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
-        for name in ("max_num_queued_reqs", "max_connections", "response_store_size", "response_store_bytes"):
-            require(self, name, 0)
-        for name in ("shutdown_timeout", "keep_alive_timeout"):
-            require(self, name, 0)
-        for name in ("max_body_bytes", "max_bodies_bytes", "max_tokenize_chars"):
-            require(self, name, 1)
+        require(self, "max_num_queued_reqs max_connections response_store_size response_store_bytes", 0)
+        require(self, "shutdown_timeout keep_alive_timeout", 0)
+        require(self, "max_body_bytes max_bodies_bytes max_tokenize_chars", 1)
         require(self, "body_timeout", 0.1, 3600)
         require(self, "max_client_share", 0.001, 1)
         require(self, "engine_timeout", 0.5, 3600)

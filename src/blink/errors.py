@@ -29,6 +29,14 @@ class ConfigError(BlinkError, ValueError):
     """A flag, a file or the machine does not fit; the message says what to change."""
 
 
+class StepFailedError(BlinkError):
+    """A step failed for a reason that the scheduler knows: `output` is csrc's StepOutput of it."""
+
+    def __init__(self, message: str, output: int) -> None:
+        super().__init__(message)
+        self.output = output
+
+
 class BadRequestError(BlinkError, ValueError):
     """The request is malformed or asks for something that this server does not do."""
 

@@ -18,13 +18,14 @@ def option(default: Any, text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": text, **extra})
 
 
-def require(config: object, name: str, low: float, high: float = float("inf")) -> None:
-    """Refuse a field's value outside of [low, high] with a `ConfigError` that names its flag."""
-    value = getattr(config, name)
-    if not low <= value <= high:
-        flag = name.replace("_", "-")
-        rule = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
-        raise ConfigError(f"--{flag} must be {rule}, got {value:g}")
+def require(config: object, names: str, low: float, high: float = float("inf")) -> None:
+    """Refuse a value outside of [low, high] of any of these fields with a `ConfigError` that names its flag."""
+    for name in names.split():
+        value = getattr(config, name)
+        if not low <= value <= high:
+            flag = name.replace("_", "-")
+            rule = f"at least {low:g}" if high == float("inf") else f"between {low:g} and {high:g}"
+            raise ConfigError(f"--{flag} must be {rule}, got {value:g}")
 
 
 def parse_object(name: str, text: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 
-from blink.adapters.client import LoRARequest
+from blink.lora_request import LoRARequest
 from blink.text.generation import TokenLogprob
 from blink.text.tokenizer import Tokenizer
 

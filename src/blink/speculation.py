@@ -155,12 +155,6 @@ def _read_suffix(values: Mapping[str, Any]) -> Speculation:
     )
 
 
-def check_ranks(speculation: Speculation, num_ranks: int) -> None:
-    """Refuse a draft head, with a `ConfigError`, for a model that is parted among ranks."""
-    if speculation.has_head and num_ranks > 1:
-        raise ConfigError(f"{_FLAG}: draft heads run on one rank: leave out --tensor-parallel-size {num_ranks}")
-
-
 def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool, parts_states: bool) -> None:
     """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
     found = {"latent attention": is_latent, "a sliding window": has_windows}

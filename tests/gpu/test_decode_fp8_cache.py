@@ -38,6 +38,7 @@ from test_decode_kernels import BLOCK_SIZE, draw, error, make_batch, make_decode
 from blink.kernels.gpu.attention.decode import decode_attention
 from blink.kernels.gpu.gemm import tile_configs
 from blink.kernels.gpu.gemm.tile_configs import AttentionConfig
+from blink.plan.site import Bucket
 from step_plans import plan_of
 
 pytestmark = pytest.mark.skipif(not has_clusters(), reason="needs a GPU with programmatic launches")
@@ -145,8 +146,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     cache = KvCache({index: LayerCache(layer.cells.to(FP8)) for index, layer in enumerate(wide)})
     twin = clone_cache(cache)
     active = sum(length > 0 for length in lengths)
-    expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
-    found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    expected = Runner(decoder).compute_logits(batch, twin, Bucket(rows, rows))[:active]
+    found = Runner(decoder).compute_logits(batch, cache, Bucket(rows, rows, decoding=True))[:active]
     assert error(found, expected) < 4e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 2e-2
 

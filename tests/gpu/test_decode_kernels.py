@@ -45,6 +45,7 @@ from blink.kernels.gpu.gemm import gemv, tile_configs
 from blink.kernels.gpu.gemm.gemv import add_linear, gated_linear, normed_linear
 from blink.kernels.gpu.gemm.tile_configs import AttentionConfig, Output
 from blink.kernels.gpu.launch import check, launch
+from blink.plan.site import Bucket
 from blink.runner import gpu_device
 from blink.runner.gpu_device import MAX_GEMV_ROWS
 from step_plans import plan_of
@@ -537,8 +538,8 @@ def test_a_decoding_step_gives_the_logits_and_the_cache_of_the_general_one(
     active = sum(length > 0 for length in lengths)
     monkeypatch.setattr(gpu_device, "MAX_MIXED_TOKENS", 0)
     assert plan_of(decoder, rows, tokens=rows, block_size=BLOCK_SIZE).norms is NormStyle.KERNEL
-    expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
-    found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    expected = Runner(decoder).compute_logits(batch, twin, Bucket(rows, rows))[:active]
+    found = Runner(decoder).compute_logits(batch, cache, Bucket(rows, rows, decoding=True))[:active]
     assert error(found, expected) < 3e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 1e-2
     assert torch.isfinite(found).all()

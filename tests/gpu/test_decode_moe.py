@@ -57,6 +57,7 @@ from blink.kernels.gpu.moe.decode_grouped import Mixture as GroupedMixture
 from blink.kernels.gpu.moe.decode_grouped import add_grouped_experts
 from blink.kernels.gpu.moe.grouped_gemm import GroupedGemmConfig
 from blink.kernels.gpu.moe.permutation import permute
+from blink.plan.site import Bucket
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED
 from step_plans import plan_of
 
@@ -602,7 +603,7 @@ def check_step(decoder: Decoder, lengths: list[int]) -> None:
     general = plan_of(decoder, rows, tokens=rows)
     assert general.norms is NormStyle.KERNEL
     assert all(layer.experts and layer.experts.kernel == GATHERED for layer in general.layers)
-    expected = Runner(decoder).compute_logits(batch, twin, rows, rows)[:active]
-    found = Runner(decoder).compute_logits(batch, cache, rows, rows, decoding=True)[:active]
+    expected = Runner(decoder).compute_logits(batch, twin, Bucket(rows, rows))[:active]
+    found = Runner(decoder).compute_logits(batch, cache, Bucket(rows, rows, decoding=True))[:active]
     assert error(found, expected) < 3e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 1e-2

@@ -66,7 +66,7 @@ class Step:
             part.fill_(-7)
 
     def run_whole(self) -> None:
-        self.runner.forward(self.batch, self.cache, self.rows, self.rows, decoding=True)
+        self.runner.forward(self.batch, self.cache, Bucket(self.rows, self.rows, decoding=True))
 
     def make_segments(self, left: list[Stream | None]) -> list[Run]:
         """Return what runs each layer, and puts what it leaves behind what others have left."""

@@ -150,7 +150,7 @@ def test_steps_of_each_style_keep_the_residuals(tmp_path: Path, rows: int, style
             kept[layer] = residual[: len(batch.row_slots)].float().clone()
 
         runner.drafter.keep = keep
-        runner.compute_logits(batch, decoder.allocate_kv_cache(num_blocks, 16), rows, rows, decoding=decoding)
+        runner.compute_logits(batch, decoder.allocate_kv_cache(num_blocks, 16), Bucket(rows, rows, decoding=decoding))
     for layer in read:
         one, other = (kept[layer] for kept in found.values())
         assert one.shape == (rows, hidden) and float(other.std()) > 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,11 +73,11 @@ def trace_layers(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> dict[tupl
     residual = torch.zeros(4096, decoder.spec.hidden_size, dtype=decoder.dtype, device=decoder.device)
     found: dict[tuple[str, int], Tensor] = {}
 
-    def forward(self: Runner, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        size = Bucket(num_tokens, num_rows, decoding=num_tokens == num_rows)
+    def forward(self: Runner, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+        size = replace(size, decoding=size.tokens == size.rows)
         for layer in range(decoder.spec.num_layers):
             self.forward_segment(batch, kv_cache, size, range(layer, layer + 1), residual)
-            found["decode" if size.decoding else "prompt", layer] = residual[:num_tokens].float().cpu().clone()
+            found["decode" if size.decoding else "prompt", layer] = residual[: size.tokens].float().cpu().clone()
 
     monkeypatch.setattr(Runner, "forward", forward)
     driver = Driver(decoder)

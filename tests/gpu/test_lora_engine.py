@@ -16,7 +16,7 @@ import torch
 from blink import LLM, LoRARequest, SamplingParams
 from blink.adapters.protocol import ask_load
 from blink.link.client import EngineClient
-from blink.link.queue_pair import NO_ADAPTER, AdapterId, KvOrigin
+from blink.link.queue_pair import BASE_MODEL, KvOrigin, ModelVariant
 from blink.region.layout import CqeKind
 from engine_process import CONFIG, connect, run_engine_process, stopped
 from lora_adapters import find_targets, merge, write_adapter
@@ -90,14 +90,14 @@ def test_more_adapters_than_the_gpu_has_slots_take_turns(models: Models) -> None
             assert [generate(llm, [PROMPTS[index]], loras[index])[0] for index in order] == [wanted[i] for i in order]
 
 
-def decode(client: EngineClient, adapters: list[AdapterId]) -> list[list[int]]:
-    """Return the tokens of one sequence of each adapter, all at once."""
+def decode(client: EngineClient, variants: list[ModelVariant]) -> list[list[int]]:
+    """Return the tokens of one sequence of each variant, all at once."""
     params, prompt = (
         SamplingParams(max_tokens=64, ignore_eos=True, temperature=0.0),
         np.arange(100, 140, dtype=np.int32),
     )
     tokens: dict[int, list[int]] = {
-        client.submit(prompt, params, seed=1, origin=KvOrigin(adapter=each)): [] for each in adapters
+        client.submit(prompt, params, seed=1, origin=KvOrigin(variant=each)): [] for each in variants
     }
     num_open, deadline = len(tokens), time.monotonic() + 30
     while num_open:
@@ -127,10 +127,10 @@ def test_adapters_serve_while_the_host_process_is_stopped(num_adapters: int, tmp
     with run_engine_process(tmp_path, *flags) as (process, region):
         client = connect(region, process)
         held = [ask_load(region, str(path)) for path in paths]
-        adapters = [NO_ADAPTER, *(AdapterId(each.index, each.generation) for each in held)]
-        before = decode(client, adapters)
+        variants = [BASE_MODEL, *(each.variant for each in held)]
+        before = decode(client, variants)
         assert len({tuple(tokens) for tokens in before}) == 1 + num_adapters
         with stopped(process):  # beyond two, the scheduler has adapters copied to the GPU again each time
             for _ in range(3):
-                assert decode(client, adapters) == before
+                assert decode(client, variants) == before
         client.close()

@@ -81,12 +81,12 @@ def test_a_decode_step_gives_the_logits_and_the_cache_of_the_general_one(
     batch, cache = on_gpu(host_batch), fill_cache(decoder.allocate_kv_cache(num_blocks, 16))
     twin, plain = clone_cache(cache), clone_cache(cache)
     active, runner = sum(length > 0 for length in lengths), Runner(decoder)
-    runner.adapters = hold_adapters(decoder)
-    expected = runner.compute_logits(batch, twin, rows, rows, adapters=True)[:active]
-    found = runner.compute_logits(batch, cache, rows, rows, decoding=True, adapters=True)[:active]
+    runner.find_updates = hold_adapters(decoder).find
+    expected = runner.compute_logits(batch, twin, Bucket(rows, rows, adapters=True))[:active]
+    found = runner.compute_logits(batch, cache, Bucket(rows, rows, decoding=True, adapters=True))[:active]
     assert error(found, expected) < 3e-2
     assert error(stack_cache(cache), stack_cache(twin)) < 1e-2
-    unchanged = runner.compute_logits(batch, plain, rows, rows, decoding=True)[:active]
+    unchanged = runner.compute_logits(batch, plain, Bucket(rows, rows, decoding=True))[:active]
     assert torch.isfinite(found).all()
     for row in range(active):  # those without an adapter are as in a step without any
         assert (error(found[row], unchanged[row]) < 3e-2) == (row % (NUM_ADAPTERS + 1) == 0)

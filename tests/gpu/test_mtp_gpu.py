@@ -236,7 +236,7 @@ def test_steps_of_each_style_show_what_the_last_layer_ends_with(
     for decoding in (True, False):
         runner.drafter = witness = Witness()
         cache = decoder.allocate_kv_cache(num_blocks, 16, rows + 1)
-        runner.compute_logits(batch, cache, rows, rows, decoding=decoding)
+        runner.compute_logits(batch, cache, Bucket(rows, rows, decoding=decoding))
         found += witness.found
     one, other = found
     assert one.shape == (rows, decoder.spec.hidden_size) and float(other.std()) > 0

@@ -6,8 +6,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from blink.adapters.protocol import Held
 from blink.engine.geometry import build_geometry
-from blink.link.queue_pair import NO_ADAPTER, AdapterId, KvOrigin, QueuePair
+from blink.link.queue_pair import KvOrigin, QueuePair
 from blink.region.adapter_words import ADAPTER_WORDS
 from blink.region.layout import DECISION_LOG_ENTRY, SLOT_PARAMS, CqeKind, RejectCode, StepResult, struct_dtype
 from blink.region.native import lib
@@ -25,6 +26,7 @@ from harness import (
 
 VOCAB = 97
 PROMPT = [*range(5, 30)]  # three blocks of 8, and a token
+NO_ADAPTER = Held(-1, 0, "")
 SIZES = {"num_adapters": 4, "num_adapter_slots": 2}
 
 
@@ -37,13 +39,13 @@ class Host:
         self._harness = harness
         self._last = 0
 
-    def load(self, index: int, content: int) -> AdapterId:
+    def load(self, index: int, content: int) -> Held:
         """Put an adapter into memory, and wait until sequences may use it."""
         self._last += 1
         self.words[index]["content"] = content
         self.words[index]["generation"] = self._last
         assert self.waits_for(index, self._last)
-        return AdapterId(index, self._last)
+        return Held(index, self._last, "")
 
     def take_back(self, index: int) -> None:
         """Let no further sequence use an adapter."""
@@ -57,10 +59,10 @@ class Host:
 
 
 def submit(
-    h: Harness, pair: QueuePair, adapter: AdapterId, prompt: Sequence[int] = PROMPT, count: int = 9, salt: bytes = b""
+    h: Harness, pair: QueuePair, adapter: Held, prompt: Sequence[int] = PROMPT, count: int = 9, salt: bytes = b""
 ) -> int:
     """Submit a prompt under an adapter, by default with the hashes that it has without any."""
-    entry = submission(prompt, hashes=h.hashes(prompt, salt))._replace(origin=KvOrigin(adapter=adapter))
+    entry = submission(prompt, hashes=h.hashes(prompt, salt))._replace(origin=KvOrigin(variant=adapter.variant))
     return pair.submit(entry, SamplingParams(max_tokens=count))
 
 
@@ -82,7 +84,7 @@ def refusals(inbox: Inbox, sequence: int) -> list[RejectCode]:
 def test_only_the_generation_that_the_host_has_loaded_may_be_used() -> None:
     with running(small_config(), **SIZES) as h:
         pair, inbox, host = h.frontend(), Inbox(), Host(h)
-        early = submit(h, pair, AdapterId(0, 1))
+        early = submit(h, pair, Held(0, 1, ""))
         h.step()
         known = host.load(0, content=1)
         old = submit(h, pair, known)
@@ -90,7 +92,7 @@ def test_only_the_generation_that_the_host_has_loaded_may_be_used() -> None:
         host.take_back(0)
         assert host.waits_for(0, 0)
         newer = host.load(0, content=1)
-        wrong = [submit(h, pair, each) for each in (known, AdapterId(0, 0), AdapterId(0, 99), AdapterId(1, 1))]
+        wrong = [submit(h, pair, each) for each in (known, Held(0, 0, ""), Held(0, 99, ""), Held(1, 1, ""))]
         right = submit(h, pair, newer)
         run_until_finished(h, inbox, [pair], [*wrong, right])
         assert [refusals(inbox, each) for each in (early, *wrong)] == [[RejectCode.ADAPTER]] * 5
@@ -204,7 +206,7 @@ def test_a_prompt_meets_only_blocks_of_its_own_adapters_content_whatever_hashes_
         pair, inbox, host = h.frontend(), Inbox(), Host(h)
         first, other = host.load(0, content=1), host.load(1, content=2)
 
-        def found(adapter: AdapterId) -> int | None:
+        def found(adapter: Held) -> int | None:
             sequence = submit(h, pair, adapter)
             run_until_finished(h, inbox, [pair], [sequence])
             assert inbox.tokens(sequence) == expected_tokens(PROMPT, 9, VOCAB)

@@ -135,7 +135,7 @@ def test_a_copy_of_an_adapter_that_fails_stops_the_engine(compile_native: Compil
     library.no_launch_step.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
     with running(small_config(), num_adapters=3, num_adapter_slots=1) as h:
         pair, adapter = h.frontend(), Host(h).load(1, content=1)
-        pair.submit(submission(PROMPT)._replace(origin=KvOrigin(adapter=adapter)), SamplingParams(max_tokens=4))
+        pair.submit(submission(PROMPT)._replace(origin=KvOrigin(variant=adapter.variant)), SamplingParams(max_tokens=4))
         h.step()
         check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=adapter.index)
         assert place_name(h.region.control_word("error_place")).startswith("adapter_paging.h:")

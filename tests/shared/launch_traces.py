@@ -17,6 +17,7 @@ from blink.engine.geometry import decode_graphs, mixed_graphs
 from blink.kernels.batch import Batch
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from launch_trace import fold, pretended_gpu
 from quantized_checkpoints import SCHEMES
@@ -75,7 +76,7 @@ def trace(case: Case) -> str:
             *((False, size) for size in mixed_graphs(_TOKENS, _ROWS)),
         ]:
             lines.clear()
-            runner.compute_logits(batch, kv_cache, tokens, rows, decoding=decoding)
+            runner.compute_logits(batch, kv_cache, Bucket(tokens, rows, decoding=decoding))
             title = f"decode, {rows} rows" if decoding else f"prompts, {tokens} tokens of {rows} rows"
             steps.append((title, lines.copy()))
     launches = {

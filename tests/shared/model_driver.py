@@ -15,6 +15,7 @@ from blink.config import ModelConfig
 from blink.kernels.batch import Batch, Header, Param
 from blink.models.decoder import Decoder
 from blink.models.weights.loader import load_model
+from blink.plan.site import Bucket
 from blink.region.layout import SAMPLING
 from blink.runner.run import Runner
 from blink.sampling_ranges import SAMPLING_RANGES
@@ -104,7 +105,7 @@ class Driver:
         if not rows:
             return False
         num_tokens = self._compose(rows)
-        self.runner.forward(self.batch, self.kv_cache, num_tokens, len(rows))
+        self.runner.forward(self.batch, self.kv_cache, Bucket(num_tokens, len(rows)))
         for row, (sequence, count) in enumerate(rows):
             sequence.num_computed += count
             self._free_behind_window(sequence)
@@ -122,7 +123,7 @@ class Driver:
     def compute_logits(self) -> torch.Tensor:
         """Run one step without sampling; return the logits of the sequences' last tokens."""
         rows = self._choose_rows(1024)
-        return self.runner.compute_logits(self.batch, self.kv_cache, self._compose(rows), len(rows))
+        return self.runner.compute_logits(self.batch, self.kv_cache, Bucket(self._compose(rows), len(rows)))
 
     def _free_behind_window(self, sequence: Sequence) -> None:
         """Give back the window blocks that no later query sees."""
@@ -183,11 +184,18 @@ def compute_decoded_logits(decoder: Decoder, rows: int, *, decoding: bool = True
         driver.add(torch.randint(128, (row % 5 + 2,), generator=generator).tolist(), 1)
     for sequence in driver.sequences:  # all but the last token
         last = sequence.tokens.pop()
-        Runner(decoder).forward(driver.batch, driver.kv_cache, driver._compose([(sequence, len(sequence.tokens))]), 1)
+        Runner(decoder).forward(
+            driver.batch, driver.kv_cache, Bucket(driver._compose([(sequence, len(sequence.tokens))]), 1)
+        )
         sequence.num_computed = len(sequence.tokens)
         sequence.tokens.append(last)
     driver._compose([(sequence, 1) for sequence in driver.sequences])
-    return Runner(decoder).compute_logits(driver.batch, driver.kv_cache, rows, rows, decoding=decoding).float().cpu()
+    return (
+        Runner(decoder)
+        .compute_logits(driver.batch, driver.kv_cache, Bucket(rows, rows, decoding=decoding))
+        .float()
+        .cpu()
+    )
 
 
 def load(path: Path, **options: Any) -> Decoder:

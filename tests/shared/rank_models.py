@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from blink.config import ModelConfig
-from blink.engine.plan_words import PlanKind, StepPlanWords
 from blink.engine.ranks import Followers, RankMemory
 from blink.formats.base import QuantizedWeight, Weight, matrix_of
 from blink.kernels.batch import Batch, Param
@@ -22,6 +21,7 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import LatentWeights, LayerWeights, RecurrentWeights
 from blink.models.weights.loader import load_model, open_model
+from blink.plan.site import Bucket
 from blink.runner.cpu_device import CpuDevice
 from blink.runner.devices import code_of
 from blink.runner.norm_kernels import NormKernels
@@ -162,9 +162,8 @@ class RankRunner:
     def __init__(self, followers: Followers) -> None:
         self.followers = followers
 
-    def forward(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        plan = StepPlanWords(PlanKind.WHOLE, num_tokens, num_rows)
-        self.followers.run(plan, lambda: self.followers.runner.forward(batch, kv_cache, num_tokens, num_rows))
+    def forward(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+        self.followers.run_step(size, lambda: self.followers.runner.forward(batch, kv_cache, size), scoring=False)
 
 
 def drive_ranks(

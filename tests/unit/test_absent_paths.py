@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from blink.api.endpoints import ENDPOINTS
-from blink.api.openai.absent import REASONS
+from blink.api.openai import absent, lora_routes
 from blink.config import FrontendConfig
 from blink.text.assets import load_assets
 from fake_engine import FakeServer
 from small_tokenizer import MODEL
 
+REASONS = {**absent.REASONS, **lora_routes.ELSEWHERE}
 CONFIG = FrontendConfig(model=MODEL, region="test-absent")
 
 

@@ -31,6 +31,7 @@ from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
 from blink.plan.execution_plan import NormStyle
+from blink.plan.site import Bucket
 from blink.runner.deterministic_device import DeterministicDevice
 from blink.runner.planner import plan_model
 from blink.runner.run import Runner
@@ -156,7 +157,7 @@ def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form
             *((tokens, min(tokens, 64), kind) for tokens in (16, 80, 512) for kind in ("", "scoring")),
         ]:
             noted.clear()
-            runner.forward(batch, cache, tokens, rows, **({kind: True} if kind else {}))
+            runner.forward(batch, cache, Bucket(tokens, rows, kind == "decoding"), scoring=kind == "scoring")
             launched |= {strip_tile(line) for line in noted}
     names = {re.sub(r"[(<].*", "", line) for line in launched}
     per_token = {"rms_norm._norm", "rotary._rotate_and_store", "activation._activate"}

@@ -90,9 +90,10 @@ class DeviceTwin:
         self.log.append("close")
 
 
-def log_step(model: Runner, batch: Batch, kv_cache: KvCache, tokens: int, rows: int, **kinds: bool) -> None:
+def log_step(model: Runner, batch: Batch, kv_cache: KvCache, size: Bucket, *, scoring: bool = False) -> None:
     del model, batch, kv_cache
-    DeviceTwin.log.append((tokens, rows, "".join(name for name, is_set in kinds.items() if is_set)))
+    kinds = {"scoring": scoring, **{name: getattr(size, name) for name in ("decoding", "adapters", "skips_guesses")}}
+    DeviceTwin.log.append((size.tokens, size.rows, "".join(name for name, is_set in kinds.items() if is_set)))
 
 
 def log_segment(

@@ -111,7 +111,7 @@ def test_a_layer_of_expanded_prompts_launches_its_kernels_in_order(monkeypatch: 
             max_tokens=2048, max_rows=32, num_slots=32, max_blocks=8, max_model_len=128, device=model.device
         )
         kv_cache = model.allocate_kv_cache(8, 16)
-        Runner(model).compute_logits(batch, kv_cache, 2048, 32)
+        Runner(model).compute_logits(batch, kv_cache, Bucket(2048, 32))
     names = [re.sub(r"[(<].*| \d+x.*", "", line).rpartition(".")[2] for line in lines]
     first = names.index("_turn_and_store")
     assert names[: names.index("_norm")].count("_plan") == 3 and "_leave_out" in names

@@ -102,6 +102,7 @@ BUILT = [
         ),
         since=(
             "cli/head_fit.py",
+            "engine/combinations.py",
             "engine/geometry.py",  # GPUs have graphs with guesses
             "models/mtp_spec.py",
             "models/weights/eagle_config.py",
@@ -120,6 +121,7 @@ BUILT = [
             "csrc/kernels/comm_args.h",
             "engine/gpu_group.py",
             "engine/plan_words.py",
+            "engine/rank_fit.py",
             "engine/ranks.py",
             "kernels/all_reduce.py",
             "kernels/cpu/all_reduce.py",
@@ -129,7 +131,7 @@ BUILT = [
             "models/weights/rank_matrices.py",
             "models/weights/rank_reader.py",
         ),
-        beyond=6,  # which engine boots, the planner's sites, and plans of one rank
+        beyond=0,
         since=("adapters/modules.py", "engine/host_tier.py"),
     ),
     Built(
@@ -168,16 +170,17 @@ BUILT = [
             "kernels/gpu/lora/paging.py",
             "kernels/lora.py",
             "lora_config.py",
+            "lora_request.py",
             "region/adapter_words.py",
             "runner/adapters.py",
             "runner/gpu_updates.py",
+            "runner/updated_device.py",
         ),
-        beyond=12,  # its words in the API, in region and scheduler, and in each step
+        beyond=0,
         since=(
             "api/openai/ggml_options.py",
             "csrc/scheduler/sequence.h",
             "engine/device_follower.py",
-            "engine/gpu_group.py",
             "engine/ranks.py",
         ),
         elsewhere=("models/families/",),

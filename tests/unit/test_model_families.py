@@ -48,8 +48,7 @@ def test_steps_in_segments_compute_what_whole_steps_do(
     decoder = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
     residual = torch.full((4096, decoder.spec.hidden_size), torch.nan)
 
-    def forward_in_segments(self: Runner, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        size = Bucket(num_tokens, num_rows, decoding=False)
+    def forward_in_segments(self: Runner, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
         for layer in range(decoder.spec.num_layers):
             self.forward_segment(batch, kv_cache, size, range(layer, layer + 1), residual)
 

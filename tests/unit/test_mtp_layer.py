@@ -23,7 +23,7 @@ from blink.models.decoder import Decoder
 from blink.models.weights.mtp_loader import load_mtp
 from blink.runner.mtp import MtpDrafter
 from blink.runner.run import Runner
-from blink.speculation import check_on_gpu, check_ranks, read_speculation
+from blink.speculation import check_on_gpu, read_speculation
 from model_driver import load
 from model_families import save_model
 from mtp_layers import MtpReference, add_mtp, draw_mtp, read_tensors, read_text_config
@@ -182,9 +182,6 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
     found = EngineConfig(speculative_config=json.dumps({"method": method})).speculation
     assert (found.mtp, found.head, found.num_tokens, found.has_head) == (True, "", 1, True)
     assert found.ngram_min > found.ngram_max and found.sizes(64, 9, knows_bytes=False)["has_draft_head"]
-    check_ranks(found, 1)
-    with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
-        check_ranks(found, 2)
     with pytest.raises(ConfigError, match="mtp runs on the CPU engine"):
         check_on_gpu(found, is_latent=False, has_windows=False, parts_states=False)
 

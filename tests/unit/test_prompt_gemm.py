@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from blink.config import EngineConfig
-from blink.engine import cpu as engine
+from blink.engine.combinations import check_combinations
+from blink.engine.rounding import check_rounding
 from blink.errors import ConfigError
 from blink.formats.gguf import GgufRows
 from blink.kernels.cpu.gguf_weight import Bf16Isa, GgufWeight, Int16Isa
@@ -84,7 +85,7 @@ FLAGS = ({"cpu_prompt_gemm": "bfloat16"}, {"cpu_gemm": "int16"})
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"tensor_parallel_size": 2}])
 def test_rounding_is_refused_with_what_compares_bits(options: dict[str, Any], flag: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"gemm \w+ goes neither"):
-        engine.check_rounding(EngineConfig(**flag, **options))
+        check_combinations(EngineConfig(**flag, **options), "cpu")
 
 
 @pytest.mark.parametrize(("flag", "isa", "name"), [(FLAGS[0], Bf16Isa, "AMX"), (FLAGS[1], Int16Isa, "VNNI")])
@@ -92,6 +93,6 @@ def test_rounding_is_refused_without_instructions_for_it(
     flag: dict[str, Any], isa: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(isa, "is_here", False)
-    engine.check_rounding(EngineConfig())
+    check_rounding(EngineConfig())
     with pytest.raises(ConfigError, match=rf"needs a processor with .*{name}"):
-        engine.check_rounding(EngineConfig(**flag))
+        check_rounding(EngineConfig(**flag))

@@ -18,7 +18,7 @@ from blink.cli.model_fit import examine_given_model
 from blink.cli.plan import PlanConfig
 from blink.config import EngineConfig, ModelConfig
 from blink.engine import boot
-from blink.engine.rank_fit import choose_size, measure_model
+from blink.engine.rank_fit import choose_size, measure_model, settle_ranks
 from blink.errors import ConfigError
 from blink.formats.schemes import FP8_ROWS
 from blink.models.weight_bytes import count_weights
@@ -77,14 +77,14 @@ def test_the_flag_takes_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     with pytest.raises(SystemExit):
         parser.parse_args(["--tensor-parallel-size", "any"])
     config = replace(config, model=ModelConfig(model=str(write_tiny_model(tmp_path)), load_format="dummy"))
-    assert boot._settle_ranks(replace(config, device="cpu")).tensor_parallel_size == 1
+    assert settle_ranks(replace(config, device="cpu"), boot.measure_gpus).tensor_parallel_size == 1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 << 30))
-    assert boot._settle_ranks(config).tensor_parallel_size == 1
+    assert settle_ranks(config, boot.measure_gpus).tensor_parallel_size == 1
     large = replace(config, model=ModelConfig(model=str(LARGE), load_format="dummy"))
     with pytest.raises(ConfigError, match="does not fit 2"):
-        boot._settle_ranks(large)
+        settle_ranks(large, boot.measure_gpus)
 
 
 def test_doctor_says_what_each_gpu_would_hold() -> None:

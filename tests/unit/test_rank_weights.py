@@ -100,7 +100,7 @@ def test_ranks_with_whole_experts_give_the_tokens_of_one(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(name, tmp_path)
-    monkeypatch.setattr("blink.models.weights.loader._count_block", lambda *_: 32)  # half of an expert's is none
+    monkeypatch.setattr("blink.models.weights.rank_matrices._count_block", lambda *_: 32)  # half of an expert's is none
     parts = load_parts(tmp_path, 2)
     mlps = [part.layers[0].mlp for part in parts]
     assert [(mlp.first, mlp.gate_up.shape[0]) for mlp in mlps] == [(0, 4), (4, 4)] if name == "qwen3_moe" else True  # pyright: ignore[reportAttributeAccessIssue]

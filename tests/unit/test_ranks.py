@@ -23,6 +23,7 @@ from blink.kernels.cpu import all_reduce
 from blink.kernels.cpu.all_reduce import CpuRanks, Exchange
 from blink.kernels.layer_cache import KvCache
 from blink.models.weights.loader import open_model
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from model_families import make_prompts, save_model
 from rank_models import drive_ranks, run_to_end
@@ -151,12 +152,12 @@ def test_a_rank_that_fails_ends_the_step_of_all(rank: int, tmp_path: Path, monke
     driver, followers = drive_ranks(tmp_path, 4, timeout=60.0)
     run, calls = Runner.forward, list[int]()
 
-    def break_once(self: Runner, batch: Batch, kv_cache: KvCache, *sizes: int, **kinds: bool) -> None:
+    def break_once(self: Runner, batch: Batch, kv_cache: KvCache, size: Bucket, **kinds: bool) -> None:
         if self._ranks.rank == rank:
             calls.append(rank)
             if len(calls) == 2:
                 raise ValueError("broken")
-        run(self, batch, kv_cache, *sizes, **kinds)
+        run(self, batch, kv_cache, size, **kinds)
 
     monkeypatch.setattr(Runner, "forward", break_once)
     start = time.monotonic()

@@ -20,6 +20,7 @@ from blink.kernels.batch import Batch
 from blink.kernels.gpu import autotuner, pdl
 from blink.kernels.gpu.latent import store
 from blink.kernels.gpu.moe import router, shared_gate
+from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from launch_trace import pretended_gpu
 
@@ -53,10 +54,10 @@ def list_layer(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             max_tokens=16, max_rows=4, num_slots=1, max_blocks=8, max_model_len=128, device=model.device
         )
         runner, kv_cache = Runner(model), model.allocate_kv_cache(8, 16)
-        runner.compute_logits(batch, kv_cache, 1, 1, decoding=True)  # what is made once
+        runner.compute_logits(batch, kv_cache, Bucket(1, 1, decoding=True))  # what is made once
         lines.clear()
         with _Operations(lines):
-            runner.compute_logits(batch, kv_cache, 1, 1, decoding=True)
+            runner.compute_logits(batch, kv_cache, Bucket(1, 1, decoding=True))
     names = [re.sub(r"[(<].*| \d+x.*", "", line).rpartition(".")[2] for line in lines]
     attention = [place for place, name in enumerate(names) if name == "attend_latents"]
     return names[attention[1] + 1 : attention[2] + 1]  # from one layer's attention to the next one's

@@ -73,11 +73,11 @@ def test_ranks_compute_the_bits_of_one_that_adds_in_their_order(
 class SegmentRunner(RankRunner):
     """All ranks, a layer at a time, with nothing but the residual from one to the next."""
 
-    def forward(self, batch: Batch, kv_cache: KvCache, num_tokens: int, num_rows: int) -> None:
-        runner, size = self.followers.runner, Bucket(num_tokens, num_rows, decoding=False)
-        residual = torch.full((num_tokens, runner.model.spec.hidden_size), torch.nan)
+    def forward(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> None:
+        runner = self.followers.runner
+        residual = torch.full((size.tokens, runner.model.spec.hidden_size), torch.nan)
         for layer in range(runner.model.spec.num_layers):
-            plan = StepPlanWords(PlanKind.SEGMENT, num_tokens, num_rows, False, False, layer, layer + 1)
+            plan = StepPlanWords(PlanKind.SEGMENT, size.tokens, size.rows, False, False, layer, layer + 1)
             layers = range(layer, layer + 1)
             self.followers.run(
                 plan, lambda layers=layers: runner.forward_segment(batch, kv_cache, size, layers, residual)

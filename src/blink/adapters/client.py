@@ -4,36 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from blink.adapters.protocol import Held, ask_load, ask_unload
 from blink.errors import BadRequestError
 from blink.link.client import EngineClient
-from blink.link.queue_pair import AdapterId
 from blink.region.adapter_words import adapter_word_offset
 from blink.text.prompt import PromptRules
-
-
-@dataclass(frozen=True, slots=True)
-class LoRARequest:
-    """An adapter for a call of `LLM`, with the fields of vLLM's.
-
-    Args:
-        lora_name: what outputs show.
-        lora_int_id: taken; adapters are told apart by what they contain.
-        lora_path: the folder with the adapter's files.
-        load_inplace: whether the files are read again although the adapter is in memory.
-    """
-
-    lora_name: str
-    lora_int_id: int
-    lora_path: str = ""
-    base_model_name: str | None = None
-    load_inplace: bool = False
-
-    def __post_init__(self) -> None:
-        if self.lora_int_id < 1 or not self.lora_path:
-            raise BadRequestError("A LoRARequest needs a lora_int_id from 1 on, and a lora_path.", "lora_request")
 
 
 class AdapterClient:
@@ -107,4 +83,4 @@ class AdapterClient:
 
 def rules_with(rules: PromptRules, held: Held) -> PromptRules:
     """Return the rules of a request that uses an adapter."""
-    return rules._replace(adapter=AdapterId(held.index, held.generation), adapter_content=held.content)
+    return rules._replace(variant=held.variant)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from blink.link.queue_pair import ModelVariant
 from blink.region.engine_socket import ask_engine
 
 SOCKET: Final = "adapters"
@@ -19,6 +20,11 @@ class Held:
     index: int
     generation: int
     content: str  # hexadecimal digest of all that its results depend on
+
+    @property
+    def variant(self) -> ModelVariant:
+        """The model with it, as requests name it."""
+        return ModelVariant({"adapter": self.index + 1, "adapter_generation": self.generation}, self.content)
 
 
 def ask_load(region: str, path: str, replaced: Held | None = None) -> Held:

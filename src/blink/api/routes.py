@@ -26,7 +26,7 @@ from blink.api.observe.process_metrics import render_process
 from blink.api.observe.server_info import describe_server
 from blink.api.ollama.routes import ollama_routes
 from blink.api.openai.absent import absent_routes
-from blink.api.openai.lora_routes import lora_routes
+from blink.api.openai.lora_routes import lora_list_routes, lora_routes
 from blink.api.openai.responses.stored import stored_response_routes
 from blink.api.pages.docs import add_docs_page
 from blink.api.pages.files import page_routes
@@ -57,6 +57,7 @@ def create_app(service: ApiService, **options: Any) -> ASGIApp:
     app.include_router(_endpoint_routes(service, generate=False))
     app.include_router(ollama_routes(service))
     app.include_router(llama_cpp_routes(service))
+    app.include_router(lora_list_routes())
     app.include_router(_status_routes(service))
     app.include_router(_description_routes(service))
     app.include_router(absent_routes())

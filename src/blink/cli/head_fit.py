@@ -33,7 +33,7 @@ def examine_head(
     """
     try:
         if on_gpu:
-            check_model_on_gpu(speculation, spec, spec.shard.size)
+            check_model_on_gpu(speculation, spec)
         if not speculation.has_head:
             return spec, 0, None
         with_head, count = add_head(spec, speculation)

@@ -16,6 +16,7 @@ from blink.models.decoder import Decoder
 from blink.region.engine_socket import EngineSocket
 from blink.region.memory import Region
 from blink.runner.adapters import Adapters, HostAdapters
+from blink.runner.run import Runner
 
 MakeAdapters = Callable[[LoraConfig, Decoder, Mapping[int, WeightParts]], Adapters]  # of weights by identity
 
@@ -32,6 +33,12 @@ def make_stores(config: EngineConfig, ranks: Sequence[Decoder], make: MakeAdapte
         ConfigError: the model has no matrix that an adapter may change, or there is no memory for adapters.
     """
     return [make(config.lora, model, find_weights(model)) for model in ranks] if config.lora.enable_lora else []
+
+
+def attach_stores(stores: Sequence[Adapters], runners: Sequence[Runner]) -> None:
+    """Let each runner of a part of the model find there what adapters change of its steps."""
+    for store, runner in zip(stores, runners, strict=False):
+        runner.find_updates = store.find
 
 
 def open_sockets(

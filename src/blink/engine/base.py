@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 
 from blink.config import FITTING_LENGTH, EngineConfig
-from blink.engine.adapters import MakeAdapters, make_host_adapters, make_stores, open_sockets
+from blink.engine.adapters import MakeAdapters, attach_stores, make_host_adapters, make_stores, open_sockets
 from blink.engine.cache_size import CacheShape, CacheSize
+from blink.engine.combinations import check_combinations
 from blink.engine.conclusion import conclude
-from blink.engine.costs import first_layer, measure_costs
+from blink.engine.costs import describe_costs, first_layer, measure_costs
 from blink.engine.determinism import make_runner
 from blink.engine.geometry import (
     build_geometry,
     count_slots,
     count_snapshots,
     fit_sequences,
-    graph_sizes,
     pooling_sizes,
 )
 from blink.engine.host_tier import host_sizes
@@ -64,7 +64,7 @@ class Engine(ABC):
     default_segment_ms: ClassVar[float]  # likewise
     patient_steps: ClassVar[int] = 0  # with decode rows, in which prompts should be computed; 0: few, and bursts
     cost_seconds: ClassVar[float]  # of boot, for each half of the cost table
-    captures_larger: ClassVar[bool] = False  # whether steps with adapters, or with guesses, have graphs of their own
+    captures_larger: ClassVar[bool] = False  # whether steps that do more have graphs of their own
     make_adapters: ClassVar[MakeAdapters] = staticmethod(make_host_adapters)
     _num_snapshots = 0  # until the KV cache is sized
 
@@ -74,13 +74,14 @@ class Engine(ABC):
         Raises:
             ConfigError: the model, the options and the machine do not fit together.
         """
+        check_combinations(config, device.type)
         has_step_tokens = config.max_num_batched_tokens > 0
         config = self._config = self._complete(config)
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
         self._model, spec = self._runner.model, self._runner.model.spec
         self._stores = make_stores(config, self._ranks, type(self).make_adapters)
-        self._runner.adapters = self._stores[0] if self._stores else None
+        attach_stores(self._stores, self._runners)
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
@@ -99,7 +100,7 @@ class Engine(ABC):
             others=pooling_sizes(spec.pooling, spec.hidden_size)
             | host_sizes(config, self._cache_shape, size, self._model)
             | {"patient_steps": self.patient_steps},
-            captures_larger=self.captures_larger and (config.lora.enable_lora or config.speculation.has_head),
+            captures_larger=self.captures_larger and config.has_larger_steps,
         )
         self._region = create_region(config.region, self._geometry, served_name(config.model))
         try:
@@ -126,6 +127,11 @@ class Engine(ABC):
     def _ranks(self) -> Sequence[Decoder]:
         """The parts of the model, one on each rank."""
         return [self._model]
+
+    @property
+    def _runners(self) -> Sequence[Runner]:
+        """What runs the parts of the model, as far as this thread has it."""
+        return [self._runner]
 
     def _log_memory(self, size: CacheSize) -> None:
         config, dtype = self._config, str(self._model.kv_dtype).removeprefix("torch.")
@@ -225,8 +231,7 @@ class Engine(ABC):
         self._region.store_control("stop", 1)
 
     def _run_step(self, size: Bucket, *, scoring: bool = False) -> None:
-        kinds = {"decoding": size.decoding, "adapters": size.adapters, "skips_guesses": size.skips_guesses}
-        self._runner.forward(self._batch, self._kv_cache, size.tokens, size.rows, scoring=scoring, **kinds)
+        self._runner.forward(self._batch, self._kv_cache, size, scoring=scoring)
 
     def _run_segment(
         self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
@@ -245,16 +250,7 @@ class Engine(ABC):
         )
         self._array("costs", torch.uint8).copy_(torch.from_numpy(costs.view("u1")))
         self._num_segments: list[int] = costs["num_segments"].tolist()
-        sizes, milliseconds = graph_sizes(self._geometry), costs["base_ns"] / 1e6
-        last = int(self._geometry["first_scoring_graph"]) - 1
-        logger.info(
-            "a step takes %.1f ms for %d row, %.1f ms for %d tokens; best-effort steps run in up to %d segments",
-            milliseconds[0],
-            sizes[0][1],
-            milliseconds[last],
-            sizes[last][0],
-            max(self._num_segments),
-        )
+        logger.info("a step takes %s", describe_costs(self._geometry, costs))
 
     def _complete(self, config: EngineConfig) -> EngineConfig:
         """Return a configuration that says how many tokens a step takes, and how long a segment."""
@@ -297,7 +293,7 @@ class Engine(ABC):
     def _check_memory(self, size: CacheSize) -> None:
         """Refuse a KV cache that is larger than a host's memory, before anything is taken for it."""
         free = read_available_memory()
-        wanted = (self._cache_shape.count_bytes(size) + self._state_bytes) * self._config.tensor_parallel_size
+        wanted = (self._cache_shape.count_bytes(size) + self._state_bytes) * len(self._ranks)
         if self._model.device.type == "cpu" and wanted > free:
             raise ConfigError(f"{self._name_cache(size)} does not fit into {_gib(free)} of free memory: {_ADVICE}")
 

@@ -7,17 +7,15 @@ import gc
 import logging
 import os
 import signal
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 
 import torch
 
-from blink.config import FITTING_RANKS, EngineConfig
+from blink.config import EngineConfig
 from blink.engine.base import Engine
 from blink.engine.cpu import CpuEngine
-from blink.engine.determinism import is_deterministic
-from blink.engine.rank_fit import choose_size, measure_model
+from blink.engine.rank_fit import settle_ranks
 from blink.engine.vocabulary import ReadVocabulary, read_vocabulary
 from blink.engine.vocabulary_child import VocabularyChild
 from blink.errors import ConfigError
@@ -67,8 +65,7 @@ def create_engine(config: EngineConfig, read: ReadVocabulary = read_vocabulary) 
     Raises:
         ConfigError: the device is not there or not supported.
     """
-    config = _settle_ranks(config)
-    _check_adapters(config)
+    config = settle_ranks(config, measure_gpus)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch sees no GPU; run `blink doctor`, or use --device cpu")
     if config.device == "cpu" or not torch.cuda.is_available():
@@ -78,33 +75,8 @@ def create_engine(config: EngineConfig, read: ReadVocabulary = read_vocabulary) 
     return GpuEngine(config, read)
 
 
-def _settle_ranks(config: EngineConfig) -> EngineConfig:
-    """Return a configuration with a number of ranks, where it asks for as few as the model fits on: on a CPU for one.
-
-    Raises:
-        ConfigError: the model does not fit on all GPUs together.
-    """
-    if config.tensor_parallel_size != FITTING_RANKS:
-        return config
-    size = 1
-    if config.device != "cpu" and torch.cuda.is_available():
-        # No question that would make a context on each GPU, of which most may stay unused.
-        memory = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
-        room = int(min(memory) * config.gpu_memory_utilization)
-        size = choose_size(measure_model(config, room, len(memory)))
-        logger.info("--tensor-parallel-size auto: %d of %d GPUs", size, len(memory))
-    return replace(config, tensor_parallel_size=size)
-
-
-def _check_adapters(config: EngineConfig) -> None:
-    """Refuse what adapters do not go with.
-
-    Raises:
-        ConfigError: adapters are to be served with that.
-    """
-    if not config.lora.enable_lora:
-        return
-    if config.rdma_listen:
-        raise ConfigError("--enable-lora: frontends of other machines (--rdma-listen) take no adapters yet")
-    if is_deterministic(config):
-        raise ConfigError("--deterministic does not go with --enable-lora: leave one of the two out")
+def measure_gpus() -> list[int]:
+    """Return the memory of each GPU in bytes, by no question that makes a context there: most may stay unused."""
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]

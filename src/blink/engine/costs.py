@@ -59,6 +59,14 @@ def measure_costs(
     return costs
 
 
+def describe_costs(geometry: np.ndarray[Any, Any], costs: np.ndarray[Any, Any]) -> str:
+    """Say what steps of the least and the most tokens take, and in how many segments they may run."""
+    sizes, milliseconds = graph_sizes(geometry), costs["base_ns"] / 1e6
+    last = int(geometry["first_scoring_graph"]) - 1
+    least, most = f"{milliseconds[0]:.1f} ms for {sizes[0][1]} row", f"{milliseconds[last]:.1f} ms for {sizes[last][0]}"
+    return f"{least}, {most} tokens; best-effort steps run in up to {max(costs['num_segments'])} segments"
+
+
 def first_layer(segment: int, num_segments: int, num_layers: int) -> int:
     """Return where a segment begins: the last has the head to compute as well, and fewer layers for it."""
     even = segment * (num_layers + _LAYERS_OF_HEAD) // num_segments

@@ -18,31 +18,27 @@ from blink.config import FITTING_LENGTH, EngineConfig, ModelConfig
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import check_one_rank, is_deterministic, make_runner, write_fingerprint
+from blink.engine.determinism import make_runner, write_fingerprint
 from blink.engine.guessing import add_drafter
 from blink.engine.host_tier import HostBlocks
 from blink.engine.model_control import ModelControl
-from blink.engine.plan_words import PlanKind, StepPlanWords
-from blink.engine.ranks import Followers, RankMemory
+from blink.engine.ranks import Followers, RankMemory, load_parts
+from blink.engine.rounding import check_rounding, find_rounding
 from blink.engine.same_model import open_same_model
 from blink.engine.state import HostState
 from blink.engine.vocabulary import ReadVocabulary, read_vocabulary
-from blink.errors import BadRequestError, ConfigError
+from blink.errors import BadRequestError, StepFailedError
 from blink.host.process import read_available_memory, release_memory
-from blink.kernels.all_reduce import RankLostError
 from blink.kernels.batch import Batch, Header
-from blink.kernels.cpu.gguf_weight import Bf16Isa, Int16Isa
 from blink.kernels.layer_cache import KvCache
-from blink.kernels.rounding import Rounding
 from blink.models.decoder import Decoder
-from blink.models.weights.loader import ModelSource, load_model, open_model
+from blink.models.weights.loader import ModelSource, load_model
 from blink.plan.site import Bucket
-from blink.region.layout import CONSTANTS, StepKind
+from blink.region.layout import StepKind
 from blink.region.native import lib
 from blink.region.tensor_stream import TensorEntry
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
-from blink.speculation import check_ranks
 
 logger = logging.getLogger("blink.engine")
 
@@ -79,15 +75,11 @@ class CpuEngine(Engine):
             raise
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
-        size = config.tensor_parallel_size
-        check_one_rank(config, size)
-        check_ranks(config.speculation, size)
         check_rounding(config)
-        if size == 1:
-            return self._make_runner(load_model(config.model, device, dtype), config)
-        torch.set_num_threads(max(torch.get_num_threads() // size, 1))
-        self._followers = Followers(size, open_model(config.model, device, dtype).split(size), self.rank_timeout)
-        return self._followers.runner
+        self._followers = load_parts(config, device, dtype, self.rank_timeout)
+        if self._followers is not None:
+            return self._followers.runner
+        return self._make_runner(load_model(config.model, device, dtype), config)
 
     def _make_runner(self, model: Decoder, config: EngineConfig) -> Runner:
         """Run a model, with the same bits whatever else runs if that is asked for; ConfigError: it cannot."""
@@ -122,7 +114,7 @@ class CpuEngine(Engine):
         if self._followers is None:
             run()
         else:
-            self._followers.run(StepPlanWords(PlanKind.WHOLE, size.tokens, size.rows, size.decoding, scoring), run)
+            self._followers.run_step(size, run, scoring=scoring)
 
     def _run_segment(
         self, size: Bucket, segment: int, num_segments: int, before: Stream | None = None
@@ -130,10 +122,8 @@ class CpuEngine(Engine):
         run = functools.partial(super()._run_segment, size, segment, num_segments, before)
         if self._followers is None:
             return run()
-        layers = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
-        return self._followers.run(
-            StepPlanWords(PlanKind.SEGMENT, size.tokens, size.rows, size.decoding, False, *layers), run
-        )
+        start, end = (first_layer(part, num_segments, self._model.spec.num_layers) for part in (segment, segment + 1))
+        return self._followers.run_segment(size, range(start, end), run)
 
     def _end_followers(self) -> None:
         if self._followers is not None:
@@ -242,9 +232,9 @@ class CpuEngine(Engine):
             else:
                 graph, segment = self._segmented_batch.header[[Header.GRAPH, Header.SEGMENT]].tolist()
                 self._run_segment(self._size_of(self._segmented_batch), segment, self._num_segments[graph])
-        except RankLostError as error:
+        except StepFailedError as error:
             logger.error("%s; the engine stops", error)
-            return CONSTANTS["first_lost_rank"] + error.rank
+            return error.output
         except Exception:
             logger.exception("the model failed; the engine stops")
             return 1
@@ -254,27 +244,3 @@ class CpuEngine(Engine):
     def _size_of(batch: Batch) -> Bucket:
         """Return the step's size; there is no padding on a CPU."""
         return Bucket(int(batch.header[Header.NUM_TOKENS]), int(batch.header[Header.NUM_ROWS]), decoding=False)
-
-
-def find_rounding(config: EngineConfig) -> Rounding:
-    """Return what GEMMs may round: by default activations to 16 bits, which is finer than the KV cache's float16."""
-    activations = config.cpu_gemm == "int16" or (
-        config.cpu_gemm == "auto" and not _compares_bits(config) and Int16Isa.BEST.is_here
-    )
-    return Rounding(activations=activations, prompts=config.cpu_prompt_gemm == "bfloat16")
-
-
-def _compares_bits(config: EngineConfig) -> bool:
-    return is_deterministic(config) or config.tensor_parallel_size > 1
-
-
-def check_rounding(config: EngineConfig) -> None:
-    """Refuse rounding that the processor, or another option, has no use for."""
-    rounding = find_rounding(config)
-    if rounding and _compares_bits(config):
-        flag = "--cpu-gemm int16" if rounding.activations else "--cpu-prompt-gemm bfloat16"
-        raise ConfigError(f"{flag} goes neither with --deterministic nor with --tensor-parallel-size")
-    if rounding.activations and not Int16Isa.BEST.is_here:
-        raise ConfigError("--cpu-gemm int16 needs a processor with AVX-512 VNNI: leave it out")
-    if rounding.prompts and not Bf16Isa.BEST.is_here:
-        raise ConfigError("--cpu-prompt-gemm bfloat16 needs a processor with AMX: leave it out")

@@ -81,12 +81,6 @@ def refuse_on_gpu(config: EngineConfig) -> None:
         raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
 
 
-def check_one_rank(config: EngineConfig, size: int) -> None:
-    """Refuse the flag, with a `ConfigError`, with several ranks that share layers."""
-    if is_deterministic(config) and size > 1:
-        raise ConfigError(f"{_FLAG} works with one rank: leave --tensor-parallel-size out")
-
-
 def check_deterministic(sites: ModelSites, device: str) -> None:
     """Refuse, with a `ConfigError` that names it, what the flag has not been proved with; device: "cpu" or "cuda"."""
     reasons = {**_about_layers(sites.spec), **(_about_cpu(sites) if device == "cpu" else _about_gpu(sites))}

@@ -103,9 +103,8 @@ def list_graphs(geometry: np.ndarray[Any, Any]) -> list[StepGraph]:
     for index, size in enumerate(graph_sizes(geometry)):
         plain = index % num_plain
         is_scoring = plain >= int(geometry["first_scoring_graph"])
-        does_more = index >= num_plain
-        adapters, skips_guesses = (False, not does_more) if captures_guesses else (does_more, False)
-        bucket = Bucket(*size, decoding=plain < num_decode, adapters=adapters, skips_guesses=skips_guesses)
+        more = {"does_more": index >= num_plain, "guesses": captures_guesses}
+        bucket = Bucket.of_graph(*size, decoding=plain < num_decode, **more)
         found.append(StepGraph(bucket, is_scoring, is_scoring or bool(geometry["vector_width"])))
     return found
 
@@ -126,8 +125,8 @@ def build_geometry(
     """Return the Geometry (0-dimensional, dtype layout.GEOMETRY) of an engine.
 
     num_snapshots: of recurrent states, for the prefix cache; windows: the fields of window_sizes(); others: of
-    pooling_sizes(), of blocks in host memory, and patient_steps; captures_larger: whether steps with adapters, or with
-    guesses, have own graphs.
+    pooling_sizes(), of blocks in host memory, and patient_steps; captures_larger: whether steps that do more have own
+    graphs.
 
     Raises:
         ConfigError: options contradict each other or the KV cache is too small for one sequence.
@@ -153,7 +152,7 @@ def build_geometry(
         "log_entries": log_entries,
         "num_automata": min(2 * config.max_num_seqs, CONSTANTS["max_automata"]),
     }
-    values |= dict(windows or {}) | dict(others or {}) | config.lora.sizes | config.kv_events.sizes
+    values |= dict(windows or {}) | dict(others or {}) | config.sizes
     values |= config.speculation.sizes(max_model_len, vocab_size, knows_bytes=vocab_bytes > 0)
     values |= _times(config) | {"max_rows": count_rows(config)}
     values["vocab_bytes"] = vocab_bytes
@@ -163,8 +162,6 @@ def build_geometry(
 
 def _fill(values: Mapping[str, int], config: EngineConfig, times: int) -> np.ndarray[Any, Any]:
     """Return a geometry with these fields, and each graph so many times."""
-    if times > 1 and config.lora.enable_lora and config.speculation.has_head:
-        raise ConfigError("draft heads and adapters do not run together on GPUs: leave out --enable-lora")
     geometry = np.zeros((), GEOMETRY)
     for name, value in values.items():
         geometry[name] = value

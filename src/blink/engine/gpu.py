@@ -20,14 +20,14 @@ from blink.engine import gpu_weights
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import check_one_rank, make_runner, refuse_on_gpu, write_fingerprint
+from blink.engine.determinism import make_runner, refuse_on_gpu, write_fingerprint
 from blink.engine.device_leave import without_scheduler
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
 from blink.engine.gpu_drafts import check_model_on_gpu
-from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed
+from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed, load_group
 from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.engine.guessing import add_drafter, count_head_bytes, reserve_residuals
 from blink.engine.model_control import ModelControl
@@ -48,7 +48,6 @@ from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
-from blink.speculation import check_ranks
 
 logger = logging.getLogger("blink.engine")
 
@@ -77,8 +76,6 @@ class GpuEngine(Engine):
         self._parts = gpu_weights.reserve_parts(device)
         super().__init__(config, device, read)
         write_fingerprint(self._region, self._config, self._config.model, self._model.device)
-        for follower, store in zip(self._followers, self._stores[1:], strict=False):
-            follower.runner.adapters = store
         self._host = self._allocate_host()
         self._scheduler = DeviceScheduler(self._state, [one.scheduler.plan_word for one in self._followers])
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
@@ -114,21 +111,19 @@ class GpuEngine(Engine):
             self._host.enqueue()
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-        check_model_on_gpu(config.speculation, spec, config.tensor_parallel_size)
+        check_model_on_gpu(config.speculation, spec)
         return super()._fit_to_model(config, spec)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
-        check_ranks(config.speculation, config.tensor_parallel_size)
-        check_one_rank(config, config.tensor_parallel_size)
-        if config.tensor_parallel_size == 1:
-            if self._parts is None:
-                runner = super()._load(config, device, dtype)
-            else:
-                runner = make_runner(open_model(config.model, device, dtype).load(self._parts.weights.place), config)
-            add_drafter(runner, config, count_rows(config))
-            return runner
-        self._group = GpuGroup(config, device, dtype)
-        return self._group.runner
+        self._group = load_group(config, device, dtype)
+        if self._group is not None:
+            return self._group.runner
+        if self._parts is None:
+            runner = super()._load(config, device, dtype)
+        else:
+            runner = make_runner(open_model(config.model, device, dtype).load(self._parts.weights.place), config)
+        add_drafter(runner, config, count_rows(config))
+        return runner
 
     def _allocate_kv_cache(self, size: CacheSize) -> KvCache:
         for follower in self._followers:
@@ -143,6 +138,10 @@ class GpuEngine(Engine):
     @property
     def _ranks(self) -> Sequence[Decoder]:
         return super()._ranks if self._group is None else self._group.models
+
+    @property
+    def _runners(self) -> Sequence[Runner]:
+        return [*super()._runners, *(follower.runner for follower in self._followers)]
 
     @property
     def _followers(self) -> list[Follower]:
@@ -201,9 +200,10 @@ class GpuEngine(Engine):
         kv_cache = model.allocate_kv_cache(1, config.block_size)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        kinds = {"scoring": True, "adapters": config.lora.enable_lora}
+        more = {"does_more": config.has_larger_steps, "guesses": bool(config.speculation.head)}
+        size = Bucket.of_graph(config.max_num_batched_tokens, num_rows, decoding=False, **more)
         with self._alone():
-            self._runner.forward(batch, kv_cache, config.max_num_batched_tokens, num_rows, **kinds)
+            self._runner.forward(batch, kv_cache, size, scoring=True)
         peak = torch.cuda.max_memory_allocated() - before
         torch.cuda.empty_cache()
         return peak
@@ -244,8 +244,7 @@ class GpuEngine(Engine):
         def run() -> None:
             for size in reversed(sizes):
                 if size.decoding or size.tokens <= fused_gate_up.MAX_ROWS:
-                    kinds = {"decoding": size.decoding, "adapters": size.adapters}
-                    self._runner.compute_logits(self._batch, self._kv_cache, size.tokens, size.rows, **kinds)
+                    self._runner.compute_logits(self._batch, self._kv_cache, size)
                     self._runner.run_head(self._batch, self._kv_cache, size)
 
         with self._alone():

@@ -78,8 +78,7 @@ class Follower:
         """Enqueue this rank's part of a step."""
         self._copy_host_blocks()
         batch = self.batches.pull(StepKind.WHOLE, size)
-        kinds = {"decoding": size.decoding, "scoring": scoring, "adapters": size.adapters}
-        self.runner.forward(batch, self.kv_cache, size.tokens, size.rows, **kinds)
+        self.runner.forward(batch, self.kv_cache, size, scoring=scoring)
         self.ranks.end_step(self.failed[StepKind.WHOLE])
 
     def run_segment(self, size: Bucket, layers: range, before: Stream | None) -> Stream | None:
@@ -185,6 +184,15 @@ class GpuGroup:
                     logger.error("rank %d could not launch a step: CUDA error %d", follower.ranks.rank, failure)
                 follower.scheduler.destroy_graphs()
         return True
+
+
+def load_group(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> GpuGroup | None:
+    """Load the parts of a model on as many GPUs as there are to be ranks; None: there is to be one.
+
+    Raises:
+        ConfigError: as GpuGroup().
+    """
+    return None if config.tensor_parallel_size == 1 else GpuGroup(config, device, dtype)
 
 
 def capture_segments(

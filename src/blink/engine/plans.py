@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from blink.config import EngineConfig
-from blink.engine.determinism import check_deterministic, check_one_rank, is_deterministic
+from blink.engine.combinations import check_combinations
+from blink.engine.determinism import check_deterministic, is_deterministic
 from blink.engine.geometry import decode_graphs, mixed_graphs
 from blink.engine.gpu import GpuEngine
-from blink.engine.rank_fit import describe_part
+from blink.engine.rank_fit import describe_part, take_configured
 from blink.kernels.gpu.device import gpu_name, supposing
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import read_spec
@@ -25,18 +26,16 @@ def describe_plan(config: EngineConfig, gpu: str = "") -> str:
     """Return the plan of the configured model on a GPU of that name, or on this machine's.
 
     Raises:
-        ConfigError: there is no such model or GPU.
+        ConfigError: there is no such model or GPU, or two options do not go together.
     """
+    check_combinations(config, "cuda")
     with supposing(gpu) if gpu else nullcontext():
         return _describe(config)
 
 
 def _describe(config: EngineConfig) -> str:
     path = resolve_model(config.model.model)
-    spec = read_spec(path)
-    size = config.tensor_parallel_size
-    if size > 1:
-        spec = spec.split(size, spec.scaled_columns)[0]
+    spec = take_configured(read_spec(path), config)
     sites = expected_sites(
         spec,
         config.block_size,
@@ -44,14 +43,14 @@ def _describe(config: EngineConfig) -> str:
         gguf=path.is_file(),
         kv_dtype="bfloat16" if config.model.kv_cache_dtype == "auto" else "float8_e4m3fn",
     )
-    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers" + (f", {describe_part(spec)}" if size > 1 else "")
+    part = f", {describe_part(spec)}" if spec.shard.size > 1 else ""
+    title = f"{path.name} on {gpu_name()}: {spec.num_layers} layers{part}"
     return f"{title}\n{plan_model(_find_device(config, sites), sites, list_buckets(config)).show()}"
 
 
 def _find_device(config: EngineConfig, sites: ModelSites) -> GpuDevice:
     if not is_deterministic(config):
         return GpuDevice()
-    check_one_rank(config, config.tensor_parallel_size)
     check_deterministic(sites, "cuda")
     return DeterministicDevice()
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from blink.config import EngineConfig, parse_object
+from blink.config import FITTING_RANKS, EngineConfig, parse_object
 from blink.engine.cache_size import CacheShape
 from blink.engine.geometry import count_slots, fit_sequences, spare_snapshots
 from blink.errors import ConfigError
@@ -15,6 +16,8 @@ from blink.models.spec import ModelSpec
 from blink.models.weight_bytes import count_weights
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import read_spec
+
+logger = logging.getLogger("blink.engine")
 
 SIZES = (1, 2, 4, 8)
 DEFAULT_STEP_TOKENS = 2048
@@ -73,7 +76,7 @@ def list_needs(
     """Yield what each size takes that divides the model; count: the bytes of a rank's weights."""
     for size in sizes:
         try:
-            part = spec if size == 1 else spec.split(size, spec.scaled_columns)[0]
+            part = take_first(spec, size)
         except ConfigError:
             continue
         yield _fit(part, size, count(part), room)
@@ -94,6 +97,24 @@ def _fit(part: ModelSpec, size: int, weight_bytes: int, room: GpuRoom) -> RankNe
     return RankNeeds(size, weight_bytes, blocks, shape.max_blocks)
 
 
+def take_first(spec: ModelSpec, size: int) -> ModelSpec:
+    """Return what the first of so many ranks has of a model; all of it where there is one, or as few as it fits.
+
+    Raises:
+        ConfigError: the size does not divide the model.
+    """
+    return spec if size in (1, FITTING_RANKS) else spec.split(size, spec.scaled_columns)[0]
+
+
+def take_configured(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
+    """Return what the first of the configured ranks has of a model.
+
+    Raises:
+        ConfigError: their number does not divide the model.
+    """
+    return take_first(spec, config.tensor_parallel_size)
+
+
 def describe_part(part: ModelSpec) -> str:
     """Say what one of several ranks has."""
     text, mixture = f"one of {part.shard.size} ranks", part.mixture
@@ -103,6 +124,24 @@ def describe_part(part: ModelSpec) -> str:
         f"{mixture.held} whole experts of {mixture.experts}" if mixture.held else f"parts of {mixture.experts} experts"
     )
     return f"{text}, with {has}"
+
+
+def settle_ranks(config: EngineConfig, measure_gpus: Callable[[], list[int]]) -> EngineConfig:
+    """Return a configuration with a number of ranks, where it asks for as few as the model fits on: on a CPU for one.
+
+    measure_gpus: returns the memory of each GPU, in bytes.
+
+    Raises:
+        ConfigError: the model does not fit on all GPUs together.
+    """
+    if config.tensor_parallel_size != FITTING_RANKS:
+        return config
+    size, memory = 1, [] if config.device == "cpu" else measure_gpus()
+    if memory:
+        room = int(min(memory) * config.gpu_memory_utilization)
+        size = choose_size(measure_model(config, room, len(memory)))
+        logger.info("--tensor-parallel-size auto: %d of %d GPUs", size, len(memory))
+    return replace(config, tensor_parallel_size=size)
 
 
 def choose_size(needs: Iterable[RankNeeds]) -> int:

@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from blink.config import EngineConfig
 from blink.engine.host_tier import HostBlocks
 from blink.engine.plan_words import PlanKind, PlanWords, StepPlanWords
 from blink.kernels.all_reduce import RankLostError
@@ -26,6 +27,7 @@ from blink.kernels.cpu.all_reduce import CpuRanks, Exchange
 from blink.kernels.cpu.thread_pool import use_own_pool
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
+from blink.models.weights.loader import open_model
 from blink.plan.site import Bucket
 from blink.runner.adapters import Adapters
 from blink.runner.run import Runner
@@ -103,6 +105,15 @@ class Followers:
         self._exchange.wait(lambda: min(self._done) >= self._step, lambda: self._done.index(min(self._done)))
         return found
 
+    def run_step(self, size: Bucket, compute: Callable[[], _Found], *, scoring: bool) -> _Found:
+        """Run a whole step, as run() does."""
+        return self.run(StepPlanWords(PlanKind.WHOLE, size.tokens, size.rows, size.decoding, scoring), compute)
+
+    def run_segment(self, size: Bucket, layers: range, compute: Callable[[], _Found]) -> _Found:
+        """Run some layers of a step, as run() does."""
+        words = PlanKind.SEGMENT, size.tokens, size.rows, size.decoding, False, layers.start, layers.stop
+        return self.run(StepPlanWords(*words), compute)
+
     def end(self) -> None:
         """Let all followers end, and wait for them, but not for one that hangs."""
         self._step += 1
@@ -133,7 +144,7 @@ class Followers:
         """Run the steps that the plan words say, until they say the end."""
         if (memory := self._await_memory(rank)) is None:
             return
-        runner.adapters = memory.adapters
+        runner.find_updates = None if memory.adapters is None else memory.adapters.find
         step, paused = 0, None
         while True:
             step += 1
@@ -143,8 +154,8 @@ class Followers:
             if memory.host is not None:
                 memory.host.copy(memory.kv_cache)
             if plan.kind is PlanKind.WHOLE:
-                sizes = plan.tokens, plan.rows
-                runner.forward(memory.batch, memory.kv_cache, *sizes, decoding=plan.decoding, scoring=plan.scoring)
+                size = Bucket(plan.tokens, plan.rows, plan.decoding)
+                runner.forward(memory.batch, memory.kv_cache, size, scoring=plan.scoring)
             else:
                 paused = _run_segment(runner, memory, plan, paused)
             self._done[rank] = step
@@ -169,6 +180,19 @@ class Followers:
 
         self._exchange.wait(look, lambda: 0, bounded=False)
         return found[0]
+
+
+def load_parts(config: EngineConfig, device: torch.device, dtype: torch.dtype, timeout: float) -> Followers | None:
+    """Load a model in as many parts as there are to be ranks, which share the threads; None: there is to be one.
+
+    Raises:
+        ConfigError: it cannot be parted so, or not be loaded.
+    """
+    size = config.tensor_parallel_size
+    if size == 1:
+        return None
+    torch.set_num_threads(max(torch.get_num_threads() // size, 1))
+    return Followers(size, open_model(config.model, device, dtype).split(size), timeout)
 
 
 def _run_segment(runner: Runner, memory: RankMemory, plan: StepPlanWords, before: Stream | None) -> Stream | None:

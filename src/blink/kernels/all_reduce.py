@@ -8,14 +8,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from blink.errors import BlinkError
+from blink.errors import StepFailedError
+from blink.region.layout import CONSTANTS
 
 
-class RankLostError(BlinkError):
+class RankLostError(StepFailedError):
     """A rank of a tensor-parallel group has failed or does not come, which ends the engine."""
 
     def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"rank {rank} {reason}")
+        super().__init__(f"rank {rank} {reason}", CONSTANTS["first_lost_rank"] + rank)
         self.rank = rank
 
 

@@ -15,32 +15,32 @@ from blink.grammar.automaton import Automaton
 from blink.link.base import Link
 from blink.link.held_automata import HeldAutomata
 from blink.region.arena import Arena
-from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Opcode, StructPacker
+from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Opcode, StructPacker, flat_fields
 from blink.region.native import lib
 
 _INLINE_STOPS = CONSTANTS["inline_stop_tokens"]
 _ENTRY = StructPacker(SQE)
+_UNSET = dict.fromkeys(flat_fields(SQE), 0)
 _SUBMIT = int(Opcode.SUBMIT)
 _DRAIN_BATCH = 4096
 NO_HASH_ROOT = bytes(CONSTANTS["block_hash_bytes"])  # of a sequence whose answer is not cached
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterId:
-    """An adapter in the engine's memory, by its index among csrc's AdapterWords; -1: none."""
+class ModelVariant(NamedTuple):
+    """The weights that a request runs with, where they are not the model's own."""
 
-    index: int
-    generation: int
+    fields: Mapping[str, int]  # of a submission's entry, which say what they are
+    content: str  # a digest of them
 
 
-NO_ADAPTER = AdapterId(-1, 0)
+BASE_MODEL = ModelVariant({}, "")
 
 
 class KvOrigin(NamedTuple):
     """What a sequence's keys and values come from besides its tokens: only those of one origin are shared."""
 
     hash_root: bytes = NO_HASH_ROOT  # of the chain of block hashes
-    adapter: AdapterId = NO_ADAPTER
+    variant: ModelVariant = BASE_MODEL
 
 
 NO_ORIGIN = KvOrigin()
@@ -271,6 +271,7 @@ def _biases(params: Parameters) -> bytes:
 def _submit_entry(sequence: int, submission: Submission, params: Parameters, base: int, offsets: list[int]) -> bytes:
     prompt, hashes, stops, biases, prediction, automaton = (base + offset for offset in offsets)
     values: dict[str, Any] = {
+        **_UNSET,
         **params.native_values(submission.seed),
         "opcode": _SUBMIT,
         "sequence": sequence,
@@ -287,13 +288,9 @@ def _submit_entry(sequence: int, submission: Submission, params: Parameters, bas
         "num_biases": len(params.biases),
         "prediction_offset": prediction,
         "num_prediction_tokens": len(submission.prediction),
-        "adapter": submission.origin.adapter.index + 1,
-        "adapter_generation": submission.origin.adapter.generation,
-        "pause_mode": 0,
-        "pause_drop": 0,
         "automaton_offset": automaton,
-        "automaton_bytes": 0,
         "automaton_hash": b"",
+        **submission.origin.variant.fields,
     }
     if submission.automaton is not None:
         values["automaton_bytes"] = len(submission.automaton.data)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from blink.formats.schemes import FormatId
@@ -38,6 +38,9 @@ class Choice:
         return " ".join(filter(None, (self.kernel, self.config, self.epilogue.value)))
 
 
+_SUM_OF_RANKS = Choice("sum in the order of ranks")  # the only one, on all devices
+
+
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
     """The kernels of one layer."""
@@ -67,6 +70,16 @@ class LayerPlan:
             "all_reduce": self.all_reduce,
         }  # fmt: skip
         return {name: choice for name, choice in named.items() if choice is not None}
+
+    def share(self) -> LayerPlan:
+        """Return the plan where ranks share the layer: their results are partial, and an all-reduce adds them up."""
+
+        def part(choice: Choice | None) -> Choice | None:
+            return None if choice is None else replace(choice, epilogue=Epilogue.PARTIAL)
+
+        output = replace(self.output, epilogue=Epilogue.PARTIAL)
+        down, experts = part(self.down), part(self.experts)
+        return replace(self, output=output, down=down, experts=experts, all_reduce=_SUM_OF_RANKS)
 
 
 @dataclass(frozen=True, slots=True)

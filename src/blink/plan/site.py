@@ -14,9 +14,17 @@ class Bucket:
 
     tokens: int  # padding included
     rows: int
-    decoding: bool  # whether every row is of one token
+    decoding: bool = False  # whether every row is of one token, so that kernels made for that may run
     adapters: bool = False  # whether rows may have adapters (LoRA)
     skips_guesses: bool = False  # whether nothing is guessed of what follows rows, if anything does that
+
+    @classmethod
+    def of_graph(cls, tokens: int, rows: int, *, decoding: bool, does_more: bool, guesses: bool) -> Bucket:
+        """Return the size of a graph, where there may be two of each: one of them does more.
+
+        guesses: whether more is to guess what follows rows; else it is that rows may have adapters.
+        """
+        return cls(tokens, rows, decoding, does_more and not guesses, guesses and not does_more)
 
     @property
     def title(self) -> str:

@@ -11,8 +11,8 @@ from typing import TypedDict, cast
 import numpy as np
 import numpy.typing as npt
 
-from blink.adapters.client import LoRARequest
 from blink.errors import BadRequestError
+from blink.lora_request import LoRARequest, read_loras
 
 
 class _Salted(TypedDict, total=False):
@@ -54,27 +54,14 @@ class Source:
     lora_request: LoRARequest | None = None
 
 
-def with_lora(source: Source, given: object) -> Source:
-    """Return a prompt with its adapter, or with none.
-
-    Raises:
-        BadRequestError: it is neither.
-    """
-    if not isinstance(given, LoRARequest | None):
-        raise BadRequestError("lora_request is a LoRARequest.", "lora_request")
-    return replace(source, lora_request=given)
-
-
 def with_loras(sources: Sequence[Source], given: object) -> list[Source]:
-    """Return the prompts of a call with their adapters: one for all, or a list with one or None for each.
+    """Return the prompts of a call with their LoRARequests, as read_loras() takes them.
 
     Raises:
-        BadRequestError: it is none of these.
+        BadRequestError: they are none.
     """
-    each: Sequence[object] = given if isinstance(given, list | tuple) else [given] * len(sources)
-    if len(each) != len(sources) or not all(isinstance(one, LoRARequest | None) for one in each):
-        raise BadRequestError("lora_request is a LoRARequest, or a list with one for each prompt.", "lora_request")
-    return [with_lora(source, one) for source, one in zip(sources, each, strict=True)]
+    requests = read_loras(given, len(sources))
+    return [replace(source, lora_request=one) for source, one in zip(sources, requests, strict=True)]
 
 
 def as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:

@@ -27,6 +27,10 @@ class CpuDevice:
         """The same."""
         return self
 
+    def fit(self, bucket: Bucket) -> CpuDevice:  # noqa: ARG002
+        """Return the same."""
+        return self
+
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's attention, or its recurrent rule."""
         recurrence, attention = layer.mixer.recurrence, layer.mixer.attention

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
-from blink import lora_config
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.formats.schemes import FP8_ROW, INT4
 from blink.kernels.gpu.attention import decode as attention
@@ -26,8 +26,9 @@ from blink.models.layers import Attention, LayerSpec
 from blink.plan.execution_plan import Choice, LayerPlan, NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.gpu_recurrences import list_recurrences
-from blink.runner.planner import Option, Refused, choose, choose_matmul, plan_layers
+from blink.runner.planner import Device, Option, Refused, choose, choose_matmul, plan_layers
 from blink.runner.sites import LayerSites, ModelSites
+from blink.runner.updated_device import fit_updates
 
 DECODE_ATTENTION, PAGED_ATTENTION = "decode attention", "paged attention"
 LATENT_ATTENTION = "latent attention"
@@ -84,6 +85,10 @@ class GpuDevice:
         """Those of ranks that share layers."""
         return RankDevice()
 
+    def fit(self, bucket: Bucket) -> Device:
+        """Return those for a size of step."""
+        return fit_updates(self, bucket, functools.partial(plan_writers, gate_up=Output.STORE))
+
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""
         recurrence = layer.mixer.recurrence
@@ -107,7 +112,7 @@ class GpuDevice:
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's experts, whose input is a norm."""
         rows = bucket.tokens
-        if bucket.decoding and not (bucket.adapters and lora_config.EXPERTS_ON_GPU):
+        if bucket.decoding:
             others = "another activation, biases, or some of the experts"
             refusal = grouped_gemm.refuses(experts, rows) if experts.is_plain else others
             yield Option(PERMUTED, refusal, lambda: grouped_gemm.describe(experts, rows))
@@ -201,8 +206,6 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
-    if bucket.adapters:
-        raise Refused("adapters: their kernels read a norm that another has written")
     _refuse_options(model, "shared_size")
     if _is_recurrent(model):
         _refuse_recurrent(model)
@@ -261,8 +264,10 @@ def _offer_streamed(experts: ExpertMatrices, rows: int) -> Option:
     return Option(STREAMED, refusal, lambda: moe.describe(experts, rows))
 
 
-def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
+def plan_writers(model: ModelSites, bucket: Bucket, *, gate_up: Output = Output.GATE) -> StepPlan:
     """Plan a step of GEMMs, in which who writes the residual prepares the norm of it.
+
+    gate_up: what the GEMM of a dense MLP's gate and up writes.
 
     Raises:
         Refused: another style is faster, or takes what this does not.
@@ -272,25 +277,18 @@ def plan_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
         raise Refused(f"more than {gemm.MAX_ROWS} rows")
     if not bucket.decoding:
         _refuse_prompts(model, rows)
-    if bucket.adapters:
-        _refuse_adapters(model)
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
     _refuse_options(model)
     _require_decode_attention(model)
     # All GEMMs of a step pad alike: what one writes the next reads.
     padded = bucket_rows(rows, plain=not model.packed and not has_experts)
-    layers = plan_layers(model, lambda layer: _plan_writing_layer(model, layer, bucket, padded))
+    layers = plan_layers(model, lambda layer: _plan_writing_layer(model, layer, bucket, padded, gate_up))
     if bucket.decoding:
         head = _choose_gemm(model.head, Output.STORE, rows, padded)
     else:
         head = choose_matmul(GpuDevice(), model.head, bucket.rows)
     return StepPlan(NormStyle.WRITER, layers, head, padded)
-
-
-def _refuse_adapters(model: ModelSites) -> None:
-    if model.spec.mixture is not None or any(matrix.is_packed for matrix in _list_matrices(model)):
-        raise Refused("adapters with experts or packed matrices")
 
 
 def _refuse_prompts(model: ModelSites, tokens: int) -> None:
@@ -300,7 +298,9 @@ def _refuse_prompts(model: ModelSites, tokens: int) -> None:
         raise Refused("prompts with experts or packed matrices")
 
 
-def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, padded: int) -> LayerPlan:
+def _plan_writing_layer(
+    model: ModelSites, layer: LayerSites, bucket: Bucket, padded: int, written: Output
+) -> LayerPlan:
     rows = bucket.tokens
     attentions = GpuDevice().list_attentions(model, layer.spec, bucket)
     shared = {
@@ -312,7 +312,7 @@ def _plan_writing_layer(model: ModelSites, layer: LayerSites, bucket: Bucket, pa
         gate_up, down = layer.dense
         return LayerPlan(
             **shared,
-            gate_up=_choose_gemm(gate_up, Output.STORE if bucket.adapters else Output.GATE, rows, padded),
+            gate_up=_choose_gemm(gate_up, written, rows, padded),
             down=_choose_gemm(down, Output.ADD, rows, padded),
         )
     assert layer.router is not None and layer.experts is not None

@@ -13,7 +13,7 @@ from blink.formats.layouts import ExpertMatrices, Layout, Matrix
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.models.layers import LayerSpec
 from blink.plan.execution_plan import Choice, ExecutionPlan, LayerPlan, NormStyle, StepPlan
-from blink.plan.site import Bucket, Epilogue
+from blink.plan.site import Bucket
 from blink.runner.sites import LayerSites, ModelSites
 
 
@@ -54,6 +54,10 @@ class Device(Protocol):
     @property
     def of_ranks(self) -> Device:
         """The kernels where ranks share layers."""
+        ...
+
+    def fit(self, bucket: Bucket) -> Device:
+        """Return the kernels for a size of step."""
         ...
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
@@ -99,7 +103,7 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
     Raises:
         ConfigError: an operation has no kernel on the device.
     """
-    refused: list[str] = []
+    device, refused = device.fit(bucket), list[str]()
     for style, plan in device.styles if whole or bucket.decoding else ():
         try:
             found = plan(model, bucket)
@@ -131,35 +135,20 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
     def multiply(matrix: Matrix | None) -> Choice | None:
         return None if matrix is None else choose_matmul(device, matrix, bucket.tokens)
 
-    def multiply_gated(matrix: Matrix) -> Choice:
-        if bucket.adapters:  # whose updates come before the activation
-            return choose_matmul(device, matrix, bucket.tokens)
-        return choose_gated(device, matrix, bucket.tokens, layer.spec.mlp.activation)
-
     gate_up, down = layer.dense or (None, None)
+    activation = layer.spec.mlp.activation
     found = LayerPlan(
         qkv=choose_matmul(device, layer.qkv, bucket.tokens),
         gates=multiply(layer.gates),
         query=multiply(layer.query),
         attend=choose(device.list_attentions(model, layer.spec, bucket)),
         output=choose_matmul(device, layer.output, bucket.tokens),
-        gate_up=None if gate_up is None else multiply_gated(gate_up),
+        gate_up=None if gate_up is None else choose_gated(device, gate_up, bucket.tokens, activation),
         down=multiply(down),
         router=multiply(layer.router),
         experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),
     )
-    return found if model.spec.shard.size == 1 else _share(found)
-
-
-def _share(plan: LayerPlan) -> LayerPlan:
-    """Return the plan of a layer that ranks share: their results are partial, and an all-reduce adds them up."""
-
-    def part(choice: Choice | None) -> Choice | None:
-        return None if choice is None else replace(choice, epilogue=Epilogue.PARTIAL)
-
-    output = replace(plan.output, epilogue=Epilogue.PARTIAL)
-    all_reduce = choose([Option("sum in the order of ranks", None)])  # the only one, on all devices
-    return replace(plan, output=output, down=part(plan.down), experts=part(plan.experts), all_reduce=all_reduce)
+    return found if model.spec.shard.size == 1 else found.share()
 
 
 def plan_model(device: Device, model: ModelSites, buckets: Iterable[Bucket]) -> ExecutionPlan:

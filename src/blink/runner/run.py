@@ -22,7 +22,6 @@ from blink.kernels.scoring import score_prompts
 from blink.models.decoder import Decoder
 from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
-from blink.runner.adapters import Adapters
 from blink.runner.attend import Attend, make_attention
 from blink.runner.devices import DeviceCode, code_of
 from blink.runner.drafter import Drafter
@@ -32,7 +31,7 @@ from blink.runner.norm_kernels import NormKernels
 from blink.runner.planner import plan_step
 from blink.runner.sites import ModelSites, sites_of
 from blink.runner.snapshots import load_snapshots, save_snapshots
-from blink.runner.step import Step, cap_logits, take_last_tokens
+from blink.runner.step import FindUpdates, Step, cap_logits, take_last_tokens
 from blink.runner.stream import RunLayers, Stream, Then
 
 
@@ -46,7 +45,7 @@ class Runner:
         """
         self.model = model
         self._ranks = ranks
-        self.adapters: Adapters | None = None
+        self.find_updates: FindUpdates | None = None
         self.drafter: Drafter | None = None
         self.deterministic = deterministic
         self.rounding = EXACT  # what GEMMs on a CPU may round
@@ -62,21 +61,15 @@ class Runner:
         self,
         batch: Batch,
         kv_cache: KvCache,
-        num_tokens: int,
-        num_rows: int,
+        size: Bucket,
         *,
-        decoding: bool = False,
         scoring: bool = False,
-        adapters: bool = False,
-        skips_guesses: bool = False,
     ) -> None:
-        """Run one step over the batch's first num_tokens tokens and num_rows rows, padding included, and sample.
+        """Run one step over the batch's first tokens and rows, as many as a size has, and sample.
 
-        decoding: whether every row is of one token, so that kernels made for that may run. scoring: whether the
-        logprobs of the prompts' own tokens are wanted beside the samples. adapters, skips_guesses: see Bucket. A model
-        that pools makes vectors instead.
+        scoring: whether the logprobs of the prompts' own tokens are wanted beside the samples. A model that pools makes
+        vectors instead.
         """
-        size = Bucket(num_tokens, num_rows, decoding, adapters, skips_guesses)
         if self._pooler is not None:
             hidden = self._compute_hidden(batch, kv_cache, size)
             if self._writes:
@@ -87,7 +80,7 @@ class Runner:
             score_prompts(hidden, self._compute_head, batch, size.rows, writes=self._writes)
             self._sample(self._compute_head(take_last_tokens(hidden, batch, size.rows)), batch, size.rows)
         else:
-            self._sample(self._compute_logits(batch, kv_cache, size), batch, size.rows)
+            self._sample(self.compute_logits(batch, kv_cache, size), batch, size.rows)
         self.run_head(batch, kv_cache, size)
 
     @torch.inference_mode()
@@ -97,20 +90,8 @@ class Runner:
             self.drafter.read(batch, kv_cache[len(self.model.layers)], size)
 
     @torch.inference_mode()
-    def compute_logits(
-        self,
-        batch: Batch,
-        kv_cache: KvCache,
-        num_tokens: int,
-        num_rows: int,
-        *,
-        decoding: bool = False,
-        adapters: bool = False,
-    ) -> Tensor:
-        """Run one step without sampling and return the logits [num_rows, vocab] of each row's last token."""
-        return self._compute_logits(batch, kv_cache, Bucket(num_tokens, num_rows, decoding, adapters))
-
-    def _compute_logits(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
+    def compute_logits(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
+        """Run one step without sampling and return the logits [rows, vocab] of each row's last token."""
         step = self._make_step(batch, kv_cache, size)
         run = self._prepare(step, self._all_layers)
         stream = self._begin(step)
@@ -174,7 +155,7 @@ class Runner:
         plan = self._find_plan(bucket, kv_cache.first.block_size, whole=whole)
         first_prompt = int(batch.header[Header.NUM_DECODE_ROWS]) if self.rounding.prompts else 0
         begin_step(self.rounding, bucket.tokens, first_prompt)
-        updates = self.adapters.find(batch, bucket) if self.adapters is not None else None
+        updates = None if self.find_updates is None else self.find_updates(batch, bucket)
         rest = self._ranks, updates, self.deterministic
         return Step(self.model, self._code.kernels, plan, bucket, batch, kv_cache, *rest)
 

@@ -29,6 +29,9 @@ from blink.runner.planner import Device
 MixtureKernel = Callable[[Tensor, Tensor, MoeWeights, Tensor, "Tensor | None", Any], Tensor]
 
 
+FindUpdates = Callable[[Batch, Bucket], "StepUpdates | None"]  # of a step's tokens; None: none has any
+
+
 class MixtureKernels(NamedTuple):
     """A device's kernels of mixtures of experts."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.errors import BadRequestError, PromptTooLongError
-from blink.link.queue_pair import NO_ADAPTER, AdapterId, KvOrigin
+from blink.link.queue_pair import BASE_MODEL, KvOrigin, ModelVariant
 from blink.region.block_hashes import hash_blocks, hash_root
 from blink.text.tokenizer import Tokenizer
 
@@ -51,8 +51,7 @@ class PromptRules(NamedTuple):
     cache_salt: str | None = None
     param: str = "prompt"  # the field that the prompts come from
     prediction: str = ""  # what the answers may have much of, for speculative decoding
-    adapter: AdapterId = NO_ADAPTER
-    adapter_content: str = ""  # digest: blocks of another content have other hashes
+    variant: ModelVariant = BASE_MODEL  # whose blocks have other hashes, by its content
 
 
 class Prompt(NamedTuple):
@@ -107,10 +106,10 @@ def _prepare(
     if not len(tokens):
         raise BadRequestError("The prompt cannot be empty.", rules.param)
     _check_length(len(tokens), rules, limits, token_limit)
-    salt = f"{rules.adapter_content}:{rules.cache_salt or ''}" if rules.adapter_content else rules.cache_salt or ""
-    root = hash_root(limits.hash_key, salt.encode())
+    content, salt = rules.variant.content, rules.cache_salt or ""
+    root = hash_root(limits.hash_key, (f"{content}:{salt}" if content else salt).encode())
     hashes = hash_blocks(tokens, limits.block_size, limits.hash_key, root) if limits.prefix_caching else b""
-    return Prompt(tokens, hashes, KvOrigin(root, rules.adapter))
+    return Prompt(tokens, hashes, KvOrigin(root, rules.variant))
 
 
 def read_tokens(

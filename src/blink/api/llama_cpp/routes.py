@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 
 from blink import __version__
+from blink.api.openai.absent import add_refusals
 from blink.api.serving.served_model import ServedModel
-from blink.errors import NotFoundError
 from blink.sampling_ranges import SAMPLING_RANGES
 
 _REFUSED = {
@@ -41,15 +41,5 @@ def llama_cpp_routes(served: ServedModel) -> APIRouter:
             "build_info": f"blink {__version__}",
         }
 
-    @router.get("/lora-adapters")
-    @router.head("/lora-adapters", include_in_schema=False)
-    async def lora_adapters() -> list[Any]:
-        """List the LoRA adapters: there are none."""
-        return []
-
-    async def refuse(request: Request) -> None:
-        raise NotFoundError(_REFUSED[request.url.path])
-
-    for path in _REFUSED:
-        router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
+    add_refusals(router, _REFUSED)
     return router

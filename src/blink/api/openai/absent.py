@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Request
 
 from blink.errors import NotFoundError
@@ -23,9 +25,6 @@ _ABSENT: dict[str, tuple[str, ...]] = {
     "Not here: /sleep and /wake_up free an engine's memory and take it back.": (
         "/release_memory_occupation", "/resume_memory_occupation",
     ),
-    "Not here: /v1/load_lora_adapter and /v1/unload_lora_adapter change adapters.": (
-        "/load_lora_adapter", "/unload_lora_adapter",
-    ),
     "The server has no profiler: `blink trace` writes a timeline of its steps.": ("/start_profile", "/stop_profile"),
     "No code is run for clients.": ("/collective_rpc",),
     "Not here: /tokenize and /v1/chat/completions/render return the tokens of a chat.": ("/v1/messages/render",),
@@ -43,10 +42,15 @@ REASONS = {path: reason for reason, paths in _ABSENT.items() for path in paths}
 def absent_routes() -> APIRouter:
     """Return the routes."""
     router = APIRouter()
+    add_refusals(router, REASONS)
+    return router
+
+
+def add_refusals(router: APIRouter, reasons: Mapping[str, str]) -> None:
+    """Let paths answer 404, each with its reason."""
 
     async def refuse(request: Request) -> None:
-        raise NotFoundError(REASONS[request.url.path])
+        raise NotFoundError(reasons[request.url.path])
 
-    for path in REASONS:
+    for path in reasons:
         router.add_api_route(path, refuse, methods=["GET", "POST"], include_in_schema=False)
-    return router

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's routes that load and unload adapters while a server runs."""
+"""The paths of adapters: vLLM's, which load and unload them while a server runs, llama.cpp's and SGLang's."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from blink.api.http.bodies import check_content_type
 from blink.api.http.clients import owner_of
+from blink.api.openai.absent import add_refusals
 from blink.api.serving.adapters import ServedAdapters
 from blink.config import FrontendConfig
 from blink.errors import NotFoundError
 from blink.lora_config import UPDATING_VARIABLE
 
 _TEXT = "text/plain"
+ELSEWHERE: dict[str, str] = dict.fromkeys(
+    ("/load_lora_adapter", "/unload_lora_adapter"),
+    "Not here: /v1/load_lora_adapter and /v1/unload_lora_adapter change adapters.",
+)
 
 
 class LoadAdapterBody(BaseModel):
@@ -46,7 +51,7 @@ class AdapterService(Protocol):
 
 
 def lora_routes(served: AdapterService) -> APIRouter:
-    """Return the routes."""
+    """Return vLLM's routes, and what is said at SGLang's."""
     router = APIRouter()
 
     @router.post("/v1/load_lora_adapter", response_class=Response)
@@ -63,6 +68,20 @@ def lora_routes(served: AdapterService) -> APIRouter:
         _check_rights(served, request)
         await served.adapters.unload(body.lora_name)
         return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type=_TEXT)
+
+    add_refusals(router, ELSEWHERE)
+    return router
+
+
+def lora_list_routes() -> APIRouter:
+    """Return llama.cpp's routes."""
+    router = APIRouter()
+
+    @router.get("/lora-adapters")
+    @router.head("/lora-adapters", include_in_schema=False)
+    async def lora_adapters() -> list[Any]:
+        """List the LoRA adapters: there are none."""
+        return []
 
     return router
 

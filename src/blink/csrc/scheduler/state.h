@@ -323,4 +323,15 @@ struct State {
   FIELD(Statistics, statistics);
 };
 
+// Visit the words of the region that the state points at, and where they lie. Host only.
+template <class Visit>
+void visit_region(State& s, const RegionLayout& layout, Visit visit) {
+  visit(s.header, 0);
+  visit(s.control, kControlOffset);
+  visit(s.trace, layout.trace);
+  visit(s.adapter_words, layout.adapters);
+  visit(s.events.words, layout.kv_events);
+  visit(s.queue_pairs, layout.queue_pairs);
+}
+
 }  // namespace blink

@@ -31,15 +31,11 @@ inline uint64_t lay_out_arrays(State& state, const Geometry& geometry, uint64_t 
 // Point the state at the region as the scheduler sees it.
 inline void bind_region(State& state, const Geometry& geometry, uint64_t region) {
   const RegionLayout layout = region_layout(geometry);
-  state.header = reinterpret_cast<Header*>(region);
-  state.control = reinterpret_cast<Control*>(region + kControlOffset);
-  state.trace = reinterpret_cast<TraceEntry*>(region + layout.trace);
-  state.events.words = reinterpret_cast<KvEventWords*>(region + layout.kv_events);
+  visit_region(state, layout,
+               [&]<class T>(T*& words, uint64_t offset) { words = reinterpret_cast<T*>(region + offset); });
   const KvEventLayout events = kv_event_layout(geometry.num_kv_events, geometry.block_size);
   state.events.ring = reinterpret_cast<KvEvent*>(region + layout.kv_events + events.events);
   state.events.tokens = reinterpret_cast<int32_t*>(region + layout.kv_events + events.tokens);
-  state.adapter_words = reinterpret_cast<AdapterWords*>(region + layout.adapters);
-  state.queue_pairs = reinterpret_cast<uint8_t*>(region + layout.queue_pairs);
   state.queue_pair = layout.queue_pair;
 }
 

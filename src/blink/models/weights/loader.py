@@ -26,7 +26,6 @@ from blink.models.layers import Attention
 from blink.models.spec import ModelSpec
 from blink.models.weights import gguf_file
 from blink.models.weights.checkpoint import Checkpoint, DummyCheckpoint, GgufCheckpoint, SafetensorsCheckpoint
-from blink.models.weights.cuts import Cuts
 from blink.models.weights.decoder_loader import DecoderLoader, Place, WeightTarget
 from blink.models.weights.dummy_gguf import DummyGguf
 from blink.models.weights.files import resolve_model
@@ -36,8 +35,7 @@ from blink.models.weights.overwriting import Overwrite, PartCheck, UnreadCheckpo
 from blink.models.weights.planar import pack_gguf
 from blink.models.weights.pooling_files import read_pooling
 from blink.models.weights.quantized_checkpoint import DummyMatrices, Fp8Checkpoint, QuantizedCheckpoint
-from blink.models.weights.rank_matrices import open_part
-from blink.models.weights.rank_reader import SharedReads
+from blink.models.weights.rank_matrices import RankParts
 from blink.models.weights.source import check_method, find_format, read_spec
 from blink.models.weights.token_table import choose_table_device, let_gpu_read
 
@@ -118,16 +116,14 @@ class ModelSource:
         Raises:
             ConfigError: the size does not divide the model.
         """
-        block = _count_block(self.checkpoint, self.spec)
-        reads, specs = SharedReads(size), self.spec.split(size, block)
+        parts = RankParts(self.checkpoint, self.spec, size)
 
         def load(rank: int) -> Decoder:
-            cuts = Cuts(self.spec, specs[rank].shard, block)
             try:
                 device = devices[rank] if devices else self.target.device
-                return self._lock(self._load(open_part(self.checkpoint, cuts, reads, device), specs[rank], device))
+                return self._lock(self._load(parts.open(rank, device), parts.specs[rank], device))
             except BaseException as error:
-                reads.fail(error)
+                parts.fail(error)
                 raise
 
         return load
@@ -151,13 +147,6 @@ class ModelSource:
         if self.table_device != self.target.device and model.inputs is not None:
             let_gpu_read(model.inputs.table)
         return model
-
-
-def _count_block(checkpoint: Checkpoint, spec: ModelSpec) -> int:
-    """Return how many columns of a row share a scale, so that ranks cannot part them."""
-    if checkpoint.stored_rows is not None:
-        return checkpoint.stored_rows.count_block()
-    return spec.scaled_columns
 
 
 def open_model(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blink.formats.schemes import Quantization
+from blink.models.spec import ModelSpec
 from blink.models.weights.checkpoint import Checkpoint
 from blink.models.weights.cuts import Cuts
 from blink.models.weights.quantized_checkpoint import OUTPUT, MatrixCheckpoint
@@ -19,10 +20,31 @@ from blink.models.weights.rank_reader import RankCheckpoint, SharedReads
 _ROWS = 16  # that a rank's part of the output layer has a multiple of, or no rank keeps its part quantized
 
 
-def open_part(source: Checkpoint, cuts: Cuts, reads: SharedReads, device: torch.device) -> Checkpoint:
-    """Return a checkpoint as a rank with these cuts sees it; device: the rank's."""
-    part = RankCheckpoint(source, cuts, reads, device)
-    return part if source.matrices is None else RankMatrices(source.matrices, part, cuts)
+class RankParts:
+    """The parts of a checkpoint, which the loaders of all ranks read together."""
+
+    def __init__(self, source: Checkpoint, spec: ModelSpec, size: int) -> None:
+        """Part a checkpoint of a whole model among so many ranks; their specs are in `specs`.
+
+        Raises:
+            ConfigError: the size does not divide the model.
+        """
+        self._source, self._spec, self._block = source, spec, _count_block(source, spec)
+        self.specs, self._reads = spec.split(size, self._block), SharedReads(size)
+        self.fail = self._reads.fail
+
+    def open(self, rank: int, device: torch.device) -> Checkpoint:
+        """Return the checkpoint as a rank sees it; device: the rank's."""
+        cuts = Cuts(self._spec, self.specs[rank].shard, self._block)
+        part = RankCheckpoint(self._source, cuts, self._reads, device)
+        return part if self._source.matrices is None else RankMatrices(self._source.matrices, part, cuts)
+
+
+def _count_block(checkpoint: Checkpoint, spec: ModelSpec) -> int:
+    """Return how many columns of a row share a scale, so that ranks cannot part them."""
+    if checkpoint.stored_rows is not None:
+        return checkpoint.stored_rows.count_block()
+    return spec.scaled_columns
 
 
 class RankMatrices(MatrixCheckpoint):

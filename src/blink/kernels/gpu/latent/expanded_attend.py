@@ -82,13 +82,9 @@ def _attend_expanded(
     BLOCK_PAIRS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    item = items + tl.program_id(0) * ITEM_WORDS
-    num_queries, first_token = tl.load(item + NUM_QUERIES), tl.load(item + FIRST_TOKEN)
-    first_position, row = tl.load(item + FIRST_POSITION), tl.load(item + ROW_SLOT)
-    first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
-    num_chunks, partial = tl.load(item + NUM_CHUNKS), tl.load(item + PARTIAL)
-    first_partial = tl.load(item + FIRST_PARTIAL)
-    if (num_queries == 0) | (end_key <= first_key):
+    first_token, num_queries, first_position, first_key, end_key, row, partial, first_partial = load_item(items)
+    num_chunks = tl.load(items + tl.program_id(0) * ITEM_WORDS + NUM_CHUNKS)
+    if num_queries == 0:
         return
     pairs, dims = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_VALUE)
     is_pair = pairs < num_queries
@@ -124,6 +120,20 @@ def _attend_expanded(
         partials, lses, counters, result, first_partial, num_chunks, head, first_token, num_queries,
         HEADS, 1, VALUE, BLOCK_VALUE, BLOCK_M, BLOCK_PAIRS,
     )  # fmt: skip
+
+
+@triton.jit
+def load_item(items):
+    """Return the words of the program's item in their order, but for the last one.
+
+    Without keys it is padding, whose row is another's: it then has no queries.
+    """
+    item = items + tl.program_id(0) * ITEM_WORDS
+    first_key, end_key = tl.load(item + FIRST_KEY), tl.load(item + END_KEY)
+    num_queries = tl.where(end_key > first_key, tl.load(item + NUM_QUERIES), 0)
+    first_token, first_position = tl.load(item + FIRST_TOKEN), tl.load(item + FIRST_POSITION)
+    row, partial, first_partial = tl.load(item + ROW_SLOT), tl.load(item + PARTIAL), tl.load(item + FIRST_PARTIAL)
+    return first_token, num_queries, first_position, first_key, end_key, row, partial, first_partial
 
 
 @triton.jit

@@ -13,20 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.attention.work import (
-    END_KEY,
-    FIRST_KEY,
-    FIRST_PARTIAL,
-    FIRST_TOKEN,
-    ITEM_WORDS,
-    NUM_QUERIES,
-    PARTIAL,
-    ROW_SLOT,
-    Tile,
-    WorkList,
-)
+from blink.kernels.gpu.attention.work import Tile, WorkList
 from blink.kernels.gpu.latent.attend import attend_keys
-from blink.kernels.gpu.latent.expanded_attend import load_dims
+from blink.kernels.gpu.latent.expanded_attend import load_dims, load_item
 from blink.kernels.gpu.latent.rows import ExpandedRows
 from blink.kernels.gpu.latent.store import find_stride
 from blink.kernels.layer_cache import LayerCache
@@ -78,11 +67,9 @@ def _attend_skipped(
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    item = items + tl.program_id(0) * ITEM_WORDS
-    num_queries, row = tl.load(item + NUM_QUERIES), tl.load(item + ROW_SLOT)
-    has_keys = tl.load(item + END_KEY) > tl.load(item + FIRST_KEY)  # which padding has not, whose row is another's
+    first_token, num_queries, _first_position, _first_key, _end_key, row, partial, first_partial = load_item(items)
     # Of a tile that was cut into chunks, the first one's program.
-    if (num_queries == 0) | (tl.load(item + PARTIAL) != tl.load(item + FIRST_PARTIAL)) | (has_keys == 0):
+    if (num_queries == 0) | (partial != first_partial):
         return
     num_keys = tl.load(skipped + row)
     if num_keys == 0:
@@ -92,7 +79,7 @@ def _attend_skipped(
     for first in range(0, num_queries, BLOCK_M):
         pairs = first + tl.arange(0, BLOCK_M)
         is_pair = pairs < num_queries
-        tokens = (tl.load(item + FIRST_TOKEN) + pairs).to(tl.int64)
+        tokens = (first_token + pairs).to(tl.int64)
         heads = tokens * HEADS + head
         source = query + tokens * query_stride + head * (NOPE + ROPE)
         folded = _absorb(source, matrices, is_pair, NOPE, RANK, BLOCK_RANK, BLOCK_INNER, BLOCK_M, PRECISION)

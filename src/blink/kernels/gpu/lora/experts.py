@@ -19,7 +19,7 @@ from torch import Tensor
 
 from blink.formats.experts import ExpertWeights
 from blink.kernels.gpu.lora.stack import MOST_RANK_TILE, Stack
-from blink.kernels.gpu.lora.update import find_place
+from blink.kernels.gpu.lora.update import add_to_rows, find_place
 from blink.kernels.gpu.moe.routing import Routes, find_tile
 
 MOST_PAIRS = 512  # that have programs of their own
@@ -208,8 +208,6 @@ def _expand_tile(
             left = tl.load(found + at, mask=rows[:, None], other=0.0)
             right = tl.load(matrix + column[None, :] * RANK + rank[:, None])
             total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
-        target = result + pair.to(tl.int64)[:, None] * result_stride + column[None, :]
-        old = tl.load(target, mask=rows[:, None], other=0.0)
-        tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
+        add_to_rows(result, result_stride, pair, column, total, rows)
         nth += 1
         one = find_place(place, nth, BLOCK)

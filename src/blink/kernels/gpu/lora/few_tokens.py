@@ -19,6 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.lora.stack import MOST_RANK_TILE, Stack
+from blink.kernels.gpu.lora.update import add_to_rows, find_first
 from blink.kernels.gpu.pdl import launch_options
 
 MOST_TOKENS = 64
@@ -99,9 +100,7 @@ def _launch(x: Tensor, *, early: bool) -> dict[str, bool | int]:
 def _list(places, found, tokens, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     place = tl.load(places + at, mask=at < tokens, other=0)
-    other = tl.load(places + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < tokens, other=0)
-    repeats = (place[:, None] == other[None, :]) & (tl.arange(0, BLOCK)[None, :] < at[:, None])
-    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (place > 0)
+    is_first = find_first(place, BLOCK)
     tl.store(found + tl.cumsum(is_first.to(tl.int32), axis=0) - 1, place, mask=is_first)
 
 
@@ -182,9 +181,7 @@ def _expand(
             if first > 0:
                 right = _load_matrix(up, one, up_stride, matrix + first, rank, RANK)
             total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
-        target = result + token.to(tl.int64)[:, None] * result_stride + column[None, :]
-        old = tl.load(target, mask=rows[:, None], other=0.0)
-        tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
+        add_to_rows(result, result_stride, token, column, total, rows)
         nth += WAYS
         one = tl.load(adapters + nth)
         right = _load_matrix(up, one, up_stride, matrix, rank, RANK)

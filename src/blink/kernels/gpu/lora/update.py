@@ -90,11 +90,25 @@ def _mark(
 
 
 @triton.jit
-def find_place(place, nth, BLOCK: tl.constexpr):
-    """Return the nth of the different places of a tile that are not 0, in the order of tokens; 0: there are fewer."""
+def find_first(place, BLOCK: tl.constexpr):
+    """Return which tokens of a tile are the first of their place, where that is not 0."""
     at = tl.arange(0, BLOCK)
     repeats = (place[:, None] == place[None, :]) & (at[None, :] < at[:, None])
-    is_first = (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (place > 0)
+    return (tl.sum(repeats.to(tl.int32), axis=1) == 0) & (place > 0)
+
+
+@triton.jit
+def add_to_rows(result, stride, at, columns, total, rows):
+    """Add a tile of sums to the rows `at` of a result, at some columns; rows: those to which they are to be added."""
+    target = result + at.to(tl.int64)[:, None] * stride + columns[None, :]
+    old = tl.load(target, mask=rows[:, None], other=0.0)
+    tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
+
+
+@triton.jit
+def find_place(place, nth, BLOCK: tl.constexpr):
+    """Return the nth of the different places of a tile that are not 0, in the order of tokens; 0: there are fewer."""
+    is_first = find_first(place, BLOCK)
     rank = tl.cumsum(is_first.to(tl.int32), axis=0)
     return tl.max(tl.where(is_first & (rank == nth + 1), place, 0), axis=0)
 
@@ -158,8 +172,6 @@ def _expand(
                 left *= tl.load(factors + token, mask=rows, other=0.0)[:, None]
             right = tl.load(matrix + column[None, :] * RANK + rank[:, None])
             total = tl.dot(left.to(right.dtype), right, total, input_precision="ieee")
-        target = result + token.to(tl.int64)[:, None] * result_stride + column[None, :]
-        old = tl.load(target, mask=rows[:, None], other=0.0)
-        tl.store(target, (old.to(tl.float32) + total).to(old.dtype), mask=rows[:, None])
+        add_to_rows(result, result_stride, token, column, total, rows)
         nth += 1
         one = find_place(place, nth, BLOCK)
