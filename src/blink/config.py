@@ -170,6 +170,11 @@ class EngineConfig:
         return {**self.lora.sizes, **self.kv_events.sizes}
 
     @property
+    def has_ranks(self) -> bool:
+        """Whether several devices, or a CPU's threads as such, have parts of the model."""
+        return self.tensor_parallel_size > 1
+
+    @property
     def has_larger_steps(self) -> bool:
         """Whether some steps do more than others: for rows with adapters, or to guess what follows rows."""
         return self.lora.enable_lora or self.speculation.has_head

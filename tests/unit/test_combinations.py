@@ -28,6 +28,7 @@ REFUSED = [
     (ADAPTERS, RDMA, BOTH, "--enable-lora: frontends of other machines"),
     (ADAPTERS, DETERMINISTIC, BOTH, "--deterministic does not go with --enable-lora"),
     (ADAPTERS, EAGLE, ("cuda",), "draft heads and adapters do not run together on GPUs"),
+    (ADAPTERS, MTP, ("cuda",), "draft heads and adapters do not run together on GPUs"),
     (RANKS, DETERMINISTIC, BOTH, "--deterministic works with one rank"),
     (RANKS, EAGLE, BOTH, "draft heads run on one rank: leave out --tensor-parallel-size 3"),
     (RANKS, MTP, BOTH, "draft heads run on one rank: leave out --tensor-parallel-size 3"),

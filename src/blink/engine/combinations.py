@@ -28,7 +28,7 @@ def _serves_adapters(config: EngineConfig) -> bool:
 
 
 def _has_ranks(config: EngineConfig) -> bool:
-    return config.tensor_parallel_size > 1
+    return config.has_ranks
 
 
 def _has_draft_head(config: EngineConfig) -> bool:

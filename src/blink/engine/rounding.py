@@ -12,7 +12,7 @@ from blink.kernels.rounding import Rounding
 
 def find_rounding(config: EngineConfig) -> Rounding:
     """Return what GEMMs may round: by default activations to 16 bits, which is finer than the KV cache's float16."""
-    compares_bits = is_deterministic(config) or config.tensor_parallel_size > 1
+    compares_bits = is_deterministic(config) or config.has_ranks
     usual = "float32" if compares_bits or not Int16Isa.BEST.is_here else "int16"
     chosen = usual if config.cpu_gemm == "auto" else config.cpu_gemm
     return Rounding(activations=chosen == "int16", prompts=config.cpu_prompt_gemm == "bfloat16")
