@@ -19,6 +19,7 @@ from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.models.decoder import Decoder
 from blink.models.weights.mtp_loader import load_mtp
+from blink.models.weights.source import read_spec
 from blink.runner.mtp import MtpDrafter
 from blink.runner.run import Runner
 from blink.speculation import check_on_gpu, check_ranks, read_speculation
@@ -41,7 +42,8 @@ class MtpPlay(Play):
         self.drafter = self.runner.drafter = MtpDrafter(self.target, head, DRAFTS)
         sizes: dict[str, Any] = {"max_tokens": 64, "max_rows": 16, "num_slots": 3, "max_blocks": 8, "max_model_len": 64}
         self.batch = Batch.allocate(**sizes, has_draft_head=True, most_siblings=DRAFTS)
-        self.cache = self.target.allocate_kv_cache(24, BLOCK, 3, num_drafts=DRAFTS)
+        self.target.keep_rollback(DRAFTS)
+        self.cache = self.target.allocate_kv_cache(24, BLOCK, 3)
         self.batch.block_tables[:] = torch.randperm(24, generator=torch.Generator().manual_seed(1)).view(3, 8)
         self.residuals = {}
         self._keep, self.drafter.keep = self.drafter.keep, self.keep
@@ -166,7 +168,7 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
     with pytest.raises(ConfigError, match="--tensor-parallel-size 2"):
         check_ranks(found, 2)
     with pytest.raises(ConfigError, match="mtp runs on the CPU engine"):
-        check_on_gpu(found, is_latent=False, has_windows=False, parts_states=False)
+        check_on_gpu(found, read_spec(Path(__file__).parents[2] / "benchmarks" / "configs" / "llama-3-70b"), 1)
 
 
 @pytest.mark.parametrize(

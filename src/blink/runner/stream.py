@@ -66,7 +66,7 @@ class Stream(ABC):
         """Return the residual with all that was added, of which nothing changes.
 
         Raises:
-            NotImplementedError: no draft head reads this kind of steps.
+            NotImplementedError: nothing reads the residual of this kind of steps.
         """
         raise NotImplementedError
 
