@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -143,6 +144,16 @@ def test_a_checkpoint_that_is_not_whole_is_refused_and_nothing_changes(models: M
         engine.update(models.damaged)
     assert engine.has(models.first) and engine.region.control_word("absent") == 0
     assert engine.serves()
+
+
+def test_a_draft_head_is_refused_by_name_and_nothing_changes(models: Models, engine: Engine) -> None:
+    engine.model.head = cast(Any, object())
+    with pytest.raises(BadRequestError, match="draft head neither sleeps nor takes other weights"):
+        engine.update(models.second)
+    if engine.parts is not None:
+        with pytest.raises((BadRequestError, ConfigError), match="draft head neither sleeps"):
+            engine.ask("sleep", level=2)
+    assert engine.has(models.first) and engine.region.control_word("absent") == 0
 
 
 def test_an_update_that_breaks_off_leaves_the_weights_undefined_until_a_whole_one(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from test_eagle_head import BLOCK, DRAFTS, TEXT, Play
 from torch import Tensor
 
 from blink.config import EngineConfig, ModelConfig
+from blink.engine.same_model import open_same_model
 from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.models.decoder import Decoder
@@ -73,6 +74,16 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     save_model(request.param, path)
     add_mtp(path, draw_mtp(path, seed=12))
     return Made(path, MtpReference(read_text_config(path), read_tensors(path)))
+
+
+def test_what_an_engine_keeps_besides_makes_no_other_model(made: Made) -> None:
+    model = MtpPlay(made.path).target
+    model.spec = replace(model.spec, spare_blocks=3)  # as a GPU's draft head has them
+    config = ModelConfig(model=str(made.path), **OPTIONS)
+    assert open_same_model(model, config, []).spec == model.spec.as_stored != model.spec
+    model.spec = replace(model.spec, vocab_size=7)
+    with pytest.raises(ConfigError, match="another model"):
+        open_same_model(model, config, [])
 
 
 @pytest.mark.parametrize("chunk", [20, 7, 1])
