@@ -166,7 +166,7 @@ def time_drafts(name: str, num_drafts: int) -> None:
     shape = SHAPES[name]
     k_heads, v_heads, k_dim, v_dim = shape
     channels = 2 * k_heads * k_dim + v_heads * v_dim
-    layer = PerSequence(state=(v_heads, k_dim, v_dim), inputs=(4, channels), gates=2 * v_heads)
+    layer = PerSequence(state=(v_heads, k_dim, v_dim), inputs=(4, channels), gates=2 * v_heads, rollback=num_drafts)
     for count in (1, 2, 8, 32):
         num_rows = count * (1 + num_drafts)
         weights, x = draw(shape, num_rows)
@@ -175,9 +175,8 @@ def time_drafts(name: str, num_drafts: int) -> None:
         parts = (slots, 1000 + of_group, torch.arange(num_rows + 1), lags)
         rows = Rows(*(part.to("cuda", torch.int32) for part in parts))
         layers = max(4, min(256, _ROTATED_BYTES // (count * v_heads * k_dim * v_dim * 4)))
-        shapes = layer.kept(num_drafts)
         states = [torch.randn(count, v_heads, k_dim, v_dim, device="cuda") for _ in range(layers)]
-        kept = [[torch.randn(count, *one, device="cuda").bfloat16() for one in shapes] for _ in range(layers)]
+        kept = [[torch.randn(count, *one, device="cuda").bfloat16() for one in layer.kept] for _ in range(layers)]
         caches = [StateCache(*each) for each in zip(states, *zip(*kept, strict=True), strict=True)]
         taken = time_graph([partial(decode, x, cache, rows, weights) for cache in caches])
         plain_rows, plain_x = make_rows([1000] * count, [1] * count), x.take(slice(0, count))

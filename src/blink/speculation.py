@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from blink.bits import power_of_two
 from blink.errors import ConfigError
@@ -99,6 +99,11 @@ class Speculation:
         return {"num_answers": self.num_answers, "answer_tokens": tokens, "answer_entries": 4 * tokens}
 
 
+def is_speculating(geometry: Any) -> bool:
+    """Tell whether an engine makes drafts; geometry: a record of csrc's Geometry."""
+    return bool(geometry["spec_tokens"])
+
+
 def read_speculation(values: Mapping[str, Any]) -> Speculation:
     """Return what the object of --speculative-config asks for; an empty one is none.
 
@@ -155,10 +160,29 @@ def _read_suffix(values: Mapping[str, Any]) -> Speculation:
     )
 
 
-def check_on_gpu(speculation: Speculation, *, is_latent: bool, has_windows: bool, parts_states: bool) -> None:
-    """Refuse speculation, with a `ConfigError`, where no test on a GPU has verified its drafts."""
-    found = {"latent attention": is_latent, "a sliding window": has_windows}
-    found["recurrent layers on several GPUs"] = parts_states
+class DescribedLayers(Protocol):
+    """What a model's description says of its layers."""
+
+    @property
+    def has_latents(self) -> bool:
+        """Whether one attends to latents."""
+        ...
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether one attends to a window."""
+        ...
+
+    @property
+    def has_states(self) -> bool:
+        """Whether one is recurrent."""
+        ...
+
+
+def check_on_gpu(speculation: Speculation, model: DescribedLayers, num_ranks: int) -> None:
+    """Refuse speculation, with a `ConfigError`, for layers whose drafts no test on a GPU has verified."""
+    found = {"latent attention": model.has_latents, "a sliding window": model.has_windows}
+    found["recurrent layers on several GPUs"] = num_ranks > 1 and model.has_states
     reason = next((name for name, is_there in found.items() if is_there), "")
     if speculation.mtp and not MTP_ON_GPU:
         raise ConfigError(f"{_FLAG}: {_MTP[0]} runs on the CPU engine today: add --device cpu")

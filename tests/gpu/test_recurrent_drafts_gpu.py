@@ -7,6 +7,7 @@ With TRITON_INTERPRET=1 they run on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -52,7 +53,7 @@ class Kind(NamedTuple):
 
     def draw_cache(self, dtype: torch.dtype) -> StateCache:
         """Return slots of random states, and of what was kept of tokens."""
-        shapes = self.layer.kept(DRAFTS)
+        shapes = replace(self.layer, rollback=DRAFTS).kept
         states = torch.randn(SLOTS, *self.layer.state, device=DEVICE)
         return StateCache(states, *(torch.randn(SLOTS, *shape, device=DEVICE).to(dtype) for shape in shapes))
 

@@ -21,6 +21,7 @@ from blink.engine.device_leave import without_scheduler
 from blink.engine.model_control import ModelControl
 from blink.engine.sleeping_memory import SleepingMemory
 from blink.errors import BadRequestError, ConfigError
+from blink.models.eagle import EagleHead
 from blink.models.layer_weights import list_weights
 from blink.models.weights.loader import load_model, open_model
 from blink.models.weights.overwriting import Overwrite
@@ -143,6 +144,16 @@ def test_a_checkpoint_that_is_not_whole_is_refused_and_nothing_changes(models: M
         engine.update(models.damaged)
     assert engine.has(models.first) and engine.region.control_word("absent") == 0
     assert engine.serves()
+
+
+def test_a_draft_head_is_refused_by_name_and_nothing_changes(models: Models, engine: Engine) -> None:
+    engine.model.head = object.__new__(EagleHead)
+    with pytest.raises(BadRequestError, match="draft head neither sleeps nor takes other weights"):
+        engine.update(models.second)
+    if engine.parts is not None:
+        with pytest.raises((BadRequestError, ConfigError), match="draft head neither sleeps"):
+            engine.ask("sleep", level=2)
+    assert engine.has(models.first) and engine.region.control_word("absent") == 0
 
 
 def test_an_update_that_breaks_off_leaves_the_weights_undefined_until_a_whole_one(

@@ -75,15 +75,14 @@ BUILT = [
             "cli/head_fit.py",
             "csrc/scheduler/head_drafts.h",
             "csrc/scheduler/sequence.h",
-            "engine/gpu_drafts.py",
             "kernels/gpu/recurrent/verify.py",
             "models/mtp_spec.py",
             "runner/drafter.py",
             "runner/eagle.py",
             "runner/layer_drafter.py",
             "runner/mtp.py",
+            "view/draft_figures.py",
         ),
-        beyond=14,  # how the scheduler composes, retires and checks them, what recurrent layers keep, and what is shown
         elsewhere=("grammar/", "models/weights/"),  # drafts of JSON Schema; layers that nothing reads
     ),
     Built(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from blink.errors import ConfigError
 from blink.kernels.batch import Batch, Param
 from blink.models.decoder import Decoder
 from blink.models.weights.mtp_loader import load_mtp
+from blink.models.weights.source import read_spec
 from blink.runner.mtp import MtpDrafter
 from blink.runner.run import Runner
 from blink.speculation import check_on_gpu, read_speculation
@@ -44,7 +45,8 @@ class MtpPlay(Play):
         self.drafter = self.runner.drafter = MtpDrafter(self.target, head, DRAFTS)
         sizes: dict[str, Any] = {"max_tokens": 64, "max_rows": 16, "num_slots": 3, "max_blocks": 8, "max_model_len": 64}
         self.batch = Batch.allocate(**sizes, has_draft_head=True, most_siblings=DRAFTS)
-        self.cache = self.target.allocate_kv_cache(24, BLOCK, 3, num_drafts=DRAFTS)
+        self.target.keep_rollback(DRAFTS)
+        self.cache = self.target.allocate_kv_cache(24, BLOCK, 3)
         self.batch.block_tables[:] = torch.randperm(24, generator=torch.Generator().manual_seed(1)).view(3, 8)
         self.residuals = {}
         self._keep, self.drafter.keep = self.drafter.keep, self.keep
@@ -74,6 +76,16 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     save_model(request.param, path)
     add_mtp(path, draw_mtp(path, seed=12))
     return Made(path, MtpReference(read_text_config(path), read_tensors(path)))
+
+
+def test_what_an_engine_keeps_besides_makes_no_other_model(made: Made) -> None:
+    model = MtpPlay(made.path).target
+    model.spec = replace(model.spec, spare_blocks=3)  # as a GPU's draft head has them
+    config = ModelConfig(model=str(made.path), **OPTIONS)
+    assert open_same_model(model, config, []).spec == model.spec.as_stored != model.spec
+    model.spec = replace(model.spec, vocab_size=7)
+    with pytest.raises(ConfigError, match="another model"):
+        open_same_model(model, config, [])
 
 
 @pytest.mark.parametrize("chunk", [20, 7, 1])
@@ -183,15 +195,16 @@ def test_the_names_of_vllm_ask_for_it(method: str) -> None:
     assert (found.mtp, found.head, found.num_tokens, found.has_head) == (True, "", 1, True)
     assert found.ngram_min > found.ngram_max and found.sizes(64, 9, knows_bytes=False)["has_draft_head"]
     with pytest.raises(ConfigError, match="mtp runs on the CPU engine"):
-        check_on_gpu(found, is_latent=False, has_windows=False, parts_states=False)
+        check_on_gpu(found, read_spec(Path(__file__).parents[2] / "benchmarks" / "configs" / "llama-3-70b"), 1)
 
 
 def test_a_gpu_takes_it_once_it_has_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = read_speculation({"method": "mtp"})
     monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
-    check_on_gpu(asked, is_latent=False, has_windows=False, parts_states=False)
+    model = read_spec(Path(__file__).parents[2] / "benchmarks" / "configs" / "qwen3.6-27b")
+    check_on_gpu(asked, model, 1)
     with pytest.raises(ConfigError, match="recurrent layers on several GPUs"):
-        check_on_gpu(asked, is_latent=False, has_windows=False, parts_states=True)
+        check_on_gpu(asked, model, 2)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,14 @@ def test_the_smallest_size_that_fits_is_taken(name: str, room: int, options: dic
     assert choose_size(measure(CONFIGS / name, room, 8, **options).values()) == size
 
 
+def test_states_that_drafts_may_be_taken_back_of_leave_fewer_blocks() -> None:
+    model = ModelConfig(model=str(CONFIGS / "qwen3.6-27b"), load_format="dummy")
+    config = EngineConfig(model=model, max_num_seqs=1)
+    drafting = replace(config, speculative_config='{"num_speculative_tokens": 15}')
+    plain, found = (next(measure_model(one, H100, 1)) for one in (config, drafting))
+    assert 0 < found.num_blocks < plain.num_blocks and found.weight_bytes == plain.weight_bytes
+
+
 def test_a_model_that_fits_on_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"does not fit 2 of these GPUs.* 65\.7 GiB of weights"):
         choose_size(measure(LARGE, H100 // 2, num_gpus=2).values())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -34,7 +35,7 @@ class Kind(NamedTuple):
 
     def make_cache(self, num_drafts: int) -> StateCache:
         """Return slots full of NaN."""
-        shapes = PerSequence(state=STATE, inputs=(4, CHANNELS), gates=self.gates).kept(num_drafts)
+        shapes = PerSequence(state=STATE, inputs=(4, CHANNELS), gates=self.gates, rollback=num_drafts).kept
         return StateCache(*(torch.full((SLOTS, *shape), torch.nan) for shape in (STATE, *shapes)))
 
 
@@ -106,6 +107,7 @@ def test_gates_are_kept_as_they_are_projected() -> None:
 
 def test_what_a_slot_keeps_grows_by_two_tokens_for_each_draft() -> None:
     layer = PerSequence(state=STATE, inputs=(4, CHANNELS), gates=8)
-    assert layer.kept() == ((4, CHANNELS), (0, 0)) and layer.kept(3) == ((10, CHANNELS), (10, 8))
+    drafting = replace(layer, rollback=3)
+    assert layer.kept == ((4, CHANNELS), (0, 0)) and drafting.kept == ((10, CHANNELS), (10, 8))
     assert layer.count_bytes(2) == 4 * 16 * 8 * 4 + 4 * CHANNELS * 2
-    assert layer.count_bytes(2, 3) == 4 * 16 * 8 * 4 + 10 * (CHANNELS + 8) * 2
+    assert drafting.count_bytes(2) == 4 * 16 * 8 * 4 + 10 * (CHANNELS + 8) * 2

@@ -3,34 +3,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import ConfigError
+from blink.models.weights.source import read_spec
 from blink.region.layout import CONSTANTS
 from blink.speculation import MAX_DRAFTS, Speculation, check_on_gpu, read_speculation
 
+CONFIGS = Path(__file__).parents[2] / "benchmarks" / "configs"
 DRAFTING = Speculation(num_tokens=3, ngram_min=2, ngram_max=5)
 
 
-NOTHING = {"is_latent": False, "has_windows": False, "parts_states": False}
-
-
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("config", "num_ranks", "told"),
     [
-        ({"is_latent": True}, "latent attention"),
-        ({"has_windows": True}, "sliding window"),
-        ({"is_latent": True, "has_windows": True}, "latent attention"),
-        ({"parts_states": True}, "recurrent layers on several GPUs"),
+        ("glm-4.7-flash", 1, "latent attention"),
+        ("gemma-4-31b", 1, "a sliding window"),
+        ("qwen3.6-27b", 2, "recurrent layers on several GPUs"),
+        ("qwen3.6-27b", 1, ""),
+        ("llama-3-70b", 2, ""),
     ],
 )
-def test_layers_that_are_not_verified_on_gpus_refuse_drafts(found: dict[str, bool], told: str) -> None:
-    with pytest.raises(ConfigError, match=f"{told}.*--device cpu"):
-        check_on_gpu(DRAFTING, **NOTHING | found)
-    check_on_gpu(DRAFTING, **NOTHING)
-    check_on_gpu(Speculation(), **NOTHING | found)
+def test_layers_that_are_not_verified_on_gpus_refuse_drafts(config: str, num_ranks: int, told: str) -> None:
+    model = read_spec(CONFIGS / config)
+    check_on_gpu(Speculation(), model, num_ranks)
+    if told:
+        with pytest.raises(ConfigError, match=f"{told} do not.*--device cpu"):
+            check_on_gpu(DRAFTING, model, num_ranks)
+    else:
+        check_on_gpu(DRAFTING, model, num_ranks)
 
 
 def test_suffix_decoding_has_the_defaults_of_vllm_and_its_fields() -> None:

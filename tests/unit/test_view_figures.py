@@ -22,7 +22,8 @@ from blink.api.observe import metrics as names
 from blink.api.observe.metric_store import MetricStore
 from blink.api.observe.metrics import NUM_VALUES, Metrics, num_values
 from blink.region.layout import STATISTICS
-from blink.view.figures import DraftFigures, compare, quantile
+from blink.view.draft_figures import DraftFigures
+from blink.view.figures import compare, quantile
 from blink.view.samples import Samples
 from blink.view.screen import Screen, draw_bars, format_seconds
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from safetensors import safe_open
 
 from blink.cli.finding import Finding
-from blink.engine.gpu_drafts import check_model_on_gpu
 from blink.errors import ConfigError
 from blink.fields import one_line
 from blink.models.cache_layout import CacheLayout
@@ -18,7 +17,7 @@ from blink.models.mtp_spec import count_mtp_weights, describe_mtp
 from blink.models.spec import ModelSpec
 from blink.models.weights.eagle_config import read_head_attention, read_head_config
 from blink.models.weights.shards import list_shards
-from blink.speculation import Speculation
+from blink.speculation import Speculation, check_on_gpu
 
 _GIB, _KIB = 2**30, 2**10
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -33,7 +32,7 @@ def examine_head(
     """
     try:
         if on_gpu:
-            check_model_on_gpu(speculation, spec)
+            check_on_gpu(speculation, spec, spec.shard.size)
         if not speculation.has_head:
             return spec, 0, None
         with_head, count = add_head(spec, speculation)

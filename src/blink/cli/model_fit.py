@@ -72,17 +72,17 @@ def examine_given_model(model: str, options: PlanConfig = _NO_OPTIONS) -> Iterat
         weights = _count_gguf(path, spec, size)
         text += "; without it quantised matrices stay as they are stored"
     yield Finding("ok", "precision", text)
+    spec, part = (replace(one, rollback=speculation.num_tokens) for one in (spec, part))
     part, head_bytes, finding = examine_head(part, speculation, size, on_gpu=gpu is not None)
     if finding is not None:
         yield finding
     weights = WeightBytes(weights.total + head_bytes, weights.read + head_bytes)
     if part.shard.size > 1:
         yield Finding("ok", "rank", f"{describe_part(part)}; what follows is of its GPU")
-    num_drafts = speculation.num_tokens
-    yield Finding("ok", "sequence", _describe_sequence(part, size, num_drafts))
+    yield Finding("ok", "sequence", _describe_sequence(part, size))
     share = EngineConfig().gpu_memory_utilization
     room = int(gpu.memory * share) - GRAPH_BYTES if gpu else read_available_memory()
-    yield from _examine_room(part, room, weights, size, options.max_num_seqs, num_drafts)
+    yield from _examine_room(part, room, weights, size, options.max_num_seqs)
     if gpu and not path.is_file():
         yield _examine_ranks(spec, room, size, options)
     where, bandwidth = (gpu.name, gpu.bandwidth) if gpu else ("these cores", _measure_bandwidth())
@@ -104,7 +104,7 @@ def _quantize(spec: ModelSpec, quantization: str) -> ModelSpec:
     return replace(spec, quantization=replace(FP8_ROWS, output=FP8_ROWS))
 
 
-def _describe_sequence(spec: ModelSpec, size: int, num_drafts: int) -> str:
+def _describe_sequence(spec: ModelSpec, size: int) -> str:
     """Say what the layers keep of one sequence of the longest context; size: bytes of a number."""
     layout, shape = spec.cache_layout, _shape_cache(spec, size)
     text = f"one of {spec.max_model_len} tokens keeps {shape.bytes_of_longest / _GIB:.2f} GiB of keys and values"
@@ -113,7 +113,7 @@ def _describe_sequence(spec: ModelSpec, size: int, num_drafts: int) -> str:
         text += f", {token / _KIB:g} KiB a token and {window / _KIB:g} KiB for each of the newest {layout.window}"
     else:
         text += f", {token / _KIB:g} KiB a token"
-    states = layout.bytes_per_sequence(size, num_drafts)
+    states = layout.bytes_per_sequence(size)
     return f"{text}, and {states / _MIB:.1f} MiB of states" if states else text
 
 
@@ -210,14 +210,13 @@ def _examine_room(
     weights: WeightBytes,
     size: int,
     max_num_seqs: int = _NO_OPTIONS.max_num_seqs,
-    num_drafts: int = 0,
 ) -> Iterator[Finding]:
     text = f"{weights.total / _GIB:.2f} GiB of {room / _GIB:.2f} GiB that are free"
     if weights.total > room:
         yield Finding("fail", "weights", text, "take a smaller model, or a machine with more memory")
         return
     yield Finding("ok", "weights", text)
-    if states := spec.cache_layout.bytes_per_sequence(size, num_drafts):
+    if states := spec.cache_layout.bytes_per_sequence(size):
         if max_num_seqs == _NO_OPTIONS.max_num_seqs:
             max_num_seqs = fit_sequences(max_num_seqs, room - weights.total, states)
         slots = count_slots(max_num_seqs)

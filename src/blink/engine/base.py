@@ -79,7 +79,10 @@ class Engine(ABC):
         config = self._config = self._complete(config)
         self._listener = open_listener(config)
         self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
-        self._model, spec = self._runner.model, self._runner.model.spec
+        self._model = self._runner.model
+        for part in self._ranks:
+            part.keep_rollback(config.speculation.num_tokens)
+        spec = self._model.spec
         self._stores = make_stores(config, self._ranks, type(self).make_adapters)
         attach_stores(self._stores, self._runners)
         if spec.pooling is not None:
@@ -303,10 +306,9 @@ class Engine(ABC):
         except (RuntimeError, MemoryError) as error:
             raise ConfigError(f"there is no memory for {self._name_cache(size)}: {_ADVICE}") from error
 
-    def _count_kept(self, size: CacheSize) -> tuple[int, int, int, int]:
-        """Return what a rank's cache holds besides blocks: slots, snapshots, window blocks, and drafts of a step."""
-        slots = count_slots(self._config.max_num_seqs)
-        return slots, self._num_snapshots, size.num_window_blocks, self._config.speculation.num_tokens
+    def _count_kept(self, size: CacheSize) -> tuple[int, int, int]:
+        """Return what a rank's cache holds besides blocks: slots, snapshots and window blocks."""
+        return count_slots(self._config.max_num_seqs), self._num_snapshots, size.num_window_blocks
 
     def _name_cache(self, size: CacheSize) -> str:
         states = f" and the states of {_gib(self._state_bytes)}" if self._state_bytes else ""
@@ -332,8 +334,7 @@ class Engine(ABC):
     @property
     def _slot_bytes(self) -> int:
         """The size of what recurrent layers keep of one sequence."""
-        layout, itemsize = self._model.spec.cache_layout, self._model.dtype.itemsize
-        return layout.bytes_per_sequence(itemsize, self._config.speculation.num_tokens)
+        return self._model.spec.cache_layout.bytes_per_sequence(self._model.dtype.itemsize)
 
     def _count_snapshots(self, num_blocks: int) -> int:
         """Return of how many prefixes the states are kept."""

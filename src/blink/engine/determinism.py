@@ -109,7 +109,7 @@ def _about_cpu(sites: ModelSites) -> Mapping[str, bool]:
 
 def _about_gpu(sites: ModelSites) -> Mapping[str, bool]:
     spec = sites.spec
-    options = set(spec.options_beyond("tie_embeddings", "quantization"))
+    options = set(spec.options_beyond("tie_embeddings", "quantization", "rollback"))
     for layer in spec.distinct_layers:
         options |= {*layer.options_beyond(), *layer.mlp.options_beyond()}
     for attention in spec.attentions:

@@ -26,7 +26,6 @@ from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, Devic
 from blink.engine.energy import report_energy
 from blink.engine.geometry import StepGraph, count_rows, list_graphs, spare_snapshots
 from blink.engine.gpu_adapters import capture_copies, make_gpu_adapters
-from blink.engine.gpu_drafts import check_model_on_gpu
 from blink.engine.gpu_group import Follower, GpuGroup, capture_segments, find_failed, load_group
 from blink.engine.gpu_host_tier import GpuHostBlocks
 from blink.engine.guessing import add_drafter, count_head_bytes, reserve_residuals
@@ -48,6 +47,7 @@ from blink.plan.site import Bucket
 from blink.region.layout import EngineState, StepKind
 from blink.runner.run import Runner
 from blink.runner.stream import Stream
+from blink.speculation import check_on_gpu
 
 logger = logging.getLogger("blink.engine")
 
@@ -111,7 +111,7 @@ class GpuEngine(Engine):
             self._host.enqueue()
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:
-        check_model_on_gpu(config.speculation, spec)
+        check_on_gpu(config.speculation, spec, spec.shard.size)
         return super()._fit_to_model(config, spec)
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:

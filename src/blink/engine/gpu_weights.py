@@ -22,6 +22,7 @@ from blink.engine.weight_group import bytes_of
 from blink.errors import BadRequestError, ConfigError
 from blink.fields import one_line
 from blink.models.decoder import Decoder
+from blink.models.eagle import EagleHead
 from blink.models.mtp import MtpHead
 from blink.models.weights.loader import ModelSource
 from blink.models.weights.mtp_loader import load_mtp
@@ -32,6 +33,10 @@ from blink.region.tensor_stream import TensorEntry
 TAKES_TENSORS = False  # until all of tests/gpu/test_weight_update_gpu.py has run on a GPU; it sets this
 SLEEPS = False  # until tests/gpu/test_sleep_gpu.py has run on a GPU; it sets this
 _NO_TENSORS: Final = "An engine on a GPU takes weights from disk alone so far: use /update_weights_from_disk."
+_NO_HEAD: Final = (
+    "An engine on a GPU with a draft head neither sleeps nor takes other weights, before that has run on one: restart "
+    "it instead, or leave the head out of --speculative-config."
+)
 _NO_SLEEP: Final = (
     "This engine does not sleep: engines on GPUs do not before that has run on one (docs/pause.md). Pause it instead."
 )
@@ -67,6 +72,7 @@ class GpuWeights:
         """
         if self._parts is None:
             raise ConfigError(_NO_SLEEP)
+        self._check_head()
 
     def open_weights(self, config: ModelConfig, newer: Sequence[Path]) -> ModelSource:
         """Open weights of the same model, once all of them are known to fit; newer: as open_model() has it.
@@ -76,6 +82,7 @@ class GpuWeights:
         """
         if newer and not TAKES_TENSORS:
             raise ConfigError(_NO_TENSORS)
+        self._check_head()
         if self._parts is not None:
             self._parts.weights.map()
         open_same_model(self._model, config, newer).check_over(self._model)
@@ -127,6 +134,10 @@ class GpuWeights:
             ConfigError: there is too little.
         """
         self._find_parts().cells.map()
+
+    def _check_head(self) -> None:
+        if isinstance(self._model.head, EagleHead):
+            raise ConfigError(_NO_HEAD)
 
     def _find_parts(self) -> SleepingParts:
         self.check_sleep()

@@ -62,6 +62,7 @@ def measure_model(config: EngineConfig, room: int, num_gpus: int) -> Iterator[Ra
         spec = replace(spec, quantization=replace(FP8_ROWS, output=FP8_ROWS))
     if config.model.max_model_len > 0:
         spec = spec.limit(min(config.model.max_model_len, spec.max_model_len))
+    spec = replace(spec, rollback=config.speculation.num_tokens)
     size = 4 if config.model.dtype == "float32" else 2
     cached = size if config.model.kv_cache_dtype == "auto" else 1
     tokens = config.max_num_batched_tokens or DEFAULT_STEP_TOKENS

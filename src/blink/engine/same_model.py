@@ -20,7 +20,7 @@ def open_same_model(model: Decoder, config: ModelConfig, newer: Sequence[Path]) 
         ConfigError: they do not fit it, or are not there.
     """
     source = open_model(config, model.device, model.dtype, newer)
-    if source.spec != replace(model.spec, drafter=None, spare_blocks=0):
+    if source.spec != model.spec.as_stored:
         raise ConfigError(f"{config.model} is another model, or has weights of another type, than the engine's.")
     if model.inputs is not None:  # where the table lies was chosen by the memory that was free
         return replace(source, table_device=model.inputs.table.device)

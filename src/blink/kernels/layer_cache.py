@@ -56,7 +56,7 @@ class StateCache:
         """Take states, float32 [slots, value heads, size of a key, size of a value], and what is kept of last tokens.
 
         inputs: of the convolution, [slots, size, channels], of which that of position p lies at p % size. gates: the
-        same of what else the rule reads, empty where no step verifies drafts.
+        same of what else the rule reads, empty where no token is ever taken back.
         """
         self.states, self.inputs = states, inputs
         self.gates = inputs[..., :0, :0] if gates is None else gates

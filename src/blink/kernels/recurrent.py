@@ -4,9 +4,9 @@
 A sequence keeps a state and the last inputs of a convolution in its slot. At position 0 both count as zeros, whatever
 the slot holds: nobody clears a slot. A slot below 0 is that of padding.
 
-Rows of one token that follow each other and have one slot are a token and its drafts. The slot's state takes in the
-first one alone, so nothing is ever taken back of it. What the rule reads of drafts is kept by positions. The next step
-takes in as many of them as were accepted, its rows' lags, and then its own token.
+Rows of one token that follow each other and have one slot are siblings (Batch.has_siblings): all but the first may be
+taken back. The slot's state takes in the first one alone. What the rule reads of the others is kept by positions. The
+next step takes in as many of them as stay, its rows' lags, and then its own token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     slots: Tensor  # int32 [rows]; below 0: the row is padding
     positions: Tensor  # int32 [rows]: of each row's first token
     starts: Tensor  # int32 [rows + 1]: where its tokens begin
-    lags: Tensor | None = None  # int32 [rows]: tokens before its first that the state lacks; None: no row is of a draft
+    lags: Tensor | None = None  # int32 [rows]: tokens before its first that the state lacks; None: no row has siblings
 
     @classmethod
     def of(cls, batch: Batch, num_rows: int) -> Rows:

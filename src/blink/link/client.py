@@ -23,6 +23,7 @@ from blink.link.queue_pair import NO_ORIGIN, KvOrigin, QueuePair, Submission
 from blink.region.layout import COMPLETION, EngineState, ErrorCode, Opcode, Task
 from blink.region.report import engine_stats
 from blink.sampling_params import SamplingParams
+from blink.speculation import is_speculating
 
 ATTACH_WAIT = 0.02  # seconds
 _POLL_INTERVAL_US = 50
@@ -43,7 +44,7 @@ class RegionInfo:
     scheduling_policy: str
     num_queue_pairs: int
     can_constrain: bool = False  # whether it knows the bytes of its tokens
-    speculates: bool = False  # whether it makes drafts
+    speculates: bool = False  # whether it reads predictions
     task: Task = Task.GENERATE
     vector_width: int = 0  # floats that each prompt becomes; 0: prompts are continued
     normalizes_vectors: bool = False  # unless a request asks for others
@@ -294,6 +295,6 @@ def _region_info(link: Link) -> RegionInfo:
         task=Task(int(geometry["task"])),
         vector_width=int(geometry["vector_width"]),
         normalizes_vectors=bool(geometry["normalizes_vectors"]),
-        speculates=bool(geometry["spec_tokens"]),
+        speculates=is_speculating(geometry),
         num_adapters=int(geometry["num_adapters"]),
     )

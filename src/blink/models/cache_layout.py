@@ -35,20 +35,22 @@ class PerSequence:
     state: tuple[int, int, int]  # float32 [value heads, size of a key, size of a value]
     inputs: tuple[int, int]  # of the convolution, in the type of activations: [last ones, channels]
     gates: int  # what else the rule reads of a token
+    rollback: int = 0  # the most tokens that may be taken back of those that a step computed
 
-    def kept(self, num_drafts: int = 0) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the shapes of a slot's inputs of the convolution and gates, by positions modulo the first size.
+    @property
+    def kept(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The shapes of a slot's inputs of the convolution and gates, by positions modulo the first size.
 
-        num_drafts: the most tokens that a step may take back. The state takes in those that were accepted with the
-        next token. So as many tokens before that one are kept, as many behind it, and what its convolution reads.
+        The state takes in the tokens that stay with the next one. So as many tokens as may be taken back are kept
+        before that one, as many behind it, and what its convolution reads.
         """
         width, channels = self.inputs
-        size = width + 2 * num_drafts
-        return (size, channels), (size, self.gates) if num_drafts else (0, 0)
+        size = width + 2 * self.rollback
+        return (size, channels), (size, self.gates) if self.rollback else (0, 0)
 
-    def count_bytes(self, itemsize: int, num_drafts: int = 0) -> int:
-        """Return the bytes of a layer's slot; itemsize: bytes of a number of activations; num_drafts: see kept()."""
-        return math.prod(self.state) * _STATE_BYTES + sum(map(math.prod, self.kept(num_drafts))) * itemsize
+    def count_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a layer's slot; itemsize: bytes of a number of activations."""
+        return math.prod(self.state) * _STATE_BYTES + sum(map(math.prod, self.kept)) * itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +107,9 @@ class CacheLayout:
         """Return the bytes of all spare blocks."""
         return sum(math.prod(one.shape(one.state.spare_blocks, block_size)) for one in self.groups) * itemsize
 
-    def bytes_per_sequence(self, itemsize: int, num_drafts: int = 0) -> int:
+    def bytes_per_sequence(self, itemsize: int) -> int:
         """Return the bytes of a slot over all layers, whatever the sequence's length; see PerSequence.count_bytes()."""
-        return sum(len(group.layers) * group.state.count_bytes(itemsize, num_drafts) for group in self.recurrent)
+        return sum(len(group.layers) * group.state.count_bytes(itemsize) for group in self.recurrent)
 
 
 _State = TypeVar("_State", bound=Hashable)

@@ -71,6 +71,10 @@ class Decoder:
         """Take a draft head, whose layer keeps keys and values as the model's layers do, and spare blocks."""
         self.head, self.spec = head, replace(self.spec, drafter=head.attention, spare_blocks=spare_blocks)
 
+    def keep_rollback(self, num_tokens: int) -> None:
+        """Let recurrent layers keep what it takes that so many tokens of a step may be taken back."""
+        self.spec = replace(self.spec, rollback=num_tokens)
+
     def free_weights(self) -> None:
         """Let go of all weights; the model can only be described then."""
         nothing = torch.empty(0, 0, dtype=self.dtype, device=self.device)
@@ -85,13 +89,11 @@ class Decoder:
         num_slots: int = 1,
         num_snapshots: int = 0,
         num_window_blocks: int = 0,
-        num_drafts: int = 0,
     ) -> KvCache:
         """Allocate what the layers keep, all zeros: one tensor for each group of layers, two for recurrent ones.
 
         num_slots: the sequences that recurrent layers keep states of; num_snapshots: the prefixes. num_window_blocks:
-        of layers with a window; 0: these have num_blocks, and share the tables of the others. num_drafts: the most
-        that a step verifies of a sequence.
+        of layers with a window; 0: these have num_blocks, and share the tables of the others.
         """
         layout = self.spec.cache_layout
         layers: dict[int, LayerCache] = {}
@@ -104,7 +106,7 @@ class Decoder:
         for group in layout.recurrent:
             sizes = len(group.layers), num_slots + num_snapshots
             states = self._allocate(*sizes, *group.state.state, dtype=torch.float32)
-            kept = (self._allocate(*sizes, *shape, dtype=self.dtype) for shape in group.state.kept(num_drafts))
+            kept = (self._allocate(*sizes, *shape, dtype=self.dtype) for shape in group.state.kept)
             groups.append(StateCache(states, *kept))
             recurrent.update(zip(group.layers, groups[-1].layers(), strict=True))
         mixers = {index: layer.mixer.attention for index, layer in enumerate(self.spec.layers)}

@@ -54,6 +54,7 @@ class ModelSpec(Part):
     quantization: Quantization | None = None  # of the checkpoint's matrices
     drafter: Attention | None = None  # of a draft head's layer, which keeps keys and values as the others do
     spare_blocks: int = 0  # of that layer, for the guesses of a step: see PerToken
+    rollback: int = 0  # tokens that may be taken back of a step: see PerSequence
     shard: Shard = WHOLE  # what the layers are parts of; the vocabulary's size is that of all
     whole: ModelSpec | None = field(default=None, compare=False, repr=False)  # of which a rank has this part
 
@@ -86,6 +87,21 @@ class ModelSpec(Part):
         return tuple(filter(None, (layer.mixer.attention for layer in self.distinct_layers)))
 
     @property
+    def has_latents(self) -> bool:
+        """Whether a layer attends to latents."""
+        return any(one.latent is not None for one in self.attentions)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a layer attends to a window."""
+        return any(one.window > 0 for one in self.attentions)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer is recurrent."""
+        return any(layer.mixer.recurrent_state is not None for layer in self.distinct_layers)
+
+    @property
     def _objects(self) -> dict[int, LayerSpec]:
         """The layers that are different objects, by their ids: comparing them would compare all their fields."""
         return {id(layer): layer for layer in self.layers}
@@ -102,7 +118,13 @@ class ModelSpec(Part):
         states = [mixer.state for mixer in mixers]
         if self.drafter is not None and self.drafter.state is not None:
             states.append(replace(self.drafter.state, spare_blocks=self.spare_blocks))
-        return CacheLayout.of(states, [mixer.recurrent_state for mixer in mixers])
+        recurrent = [mixer.recurrent_state for mixer in mixers]
+        return CacheLayout.of(states, [one and replace(one, rollback=self.rollback) for one in recurrent])
+
+    @property
+    def as_stored(self) -> ModelSpec:
+        """The model as its files describe it, without what an engine lets it keep besides."""
+        return replace(self, drafter=None, spare_blocks=0, rollback=0)
 
     def with_layers(self, change: Callable[[LayerSpec], LayerSpec]) -> ModelSpec:
         """Return the model with each layer changed."""

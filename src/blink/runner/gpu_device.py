@@ -161,7 +161,7 @@ def _refuse_options(model: ModelSites, *known: str) -> None:
     spec = model.spec
     if spec.shard.size > 1:
         raise Refused("ranks that share layers")
-    if options := spec.options_beyond("tie_embeddings", "quantization", "drafter", "spare_blocks"):
+    if options := spec.options_beyond("tie_embeddings", "quantization", "drafter", "spare_blocks", "rollback"):
         raise Refused(options[0])
     if any(matrix.layout is Layout.GGUF for matrix in (model.embedding, model.head, *_list_matrices(model))):
         raise Refused("matrices of a GGUF file")

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from blink.api.observe import metrics as names
 from blink.api.observe.engine_metrics import CLASSES
+from blink.view.draft_figures import DraftFigures, FigureRow, compare_drafts, list_rows
 from blink.view.samples import Samples
 
 
@@ -19,15 +20,6 @@ class FrontendFigures:
     sequences: float
     waiting: float
     tokens_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFigures:
-    """What speculation came to."""
-
-    drafted_rate: float  # tokens per second
-    accepted_rate: float
-    tokens_per_step: float | None  # of a sequence, in the steps that verified a draft of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +49,11 @@ class Figures:
     watts: float | None  # of the engine's GPU
     joules_per_token: float | None  # of the last minute, whatever `seconds` is
     frontends: tuple[FrontendFigures, ...]
+
+    @property
+    def rows(self) -> tuple[FigureRow, ...]:
+        """What the screen shows of the steps that not every server has."""
+        return list_rows(self.drafts)
 
 
 def compare(before: Samples, now: Samples) -> Figures:
@@ -95,20 +92,11 @@ def compare(before: Samples, now: Samples) -> Figures:
         busy=min(1.0, running_seconds / seconds / num_engines),
         tokens_per_step=_ratio(computed, steps),
         padded=_ratio(padded, computed + padded),
-        drafts=_drafts(now, grown, seconds),
+        drafts=compare_drafts(now, grown, seconds),
         watts=grown("blink:energy_joules") / seconds or None,
         joules_per_token=now.mean("blink:joules_per_token") or None,
         frontends=_frontends(before, now, seconds),
     )
-
-
-def _drafts(now: Samples, grown: Callable[[str], float], seconds: float) -> DraftFigures | None:
-    if not now.value("vllm:spec_decode_num_drafts_total"):
-        return None
-    drafts, drafted, accepted = (
-        grown(f"vllm:spec_decode_num_{name}") for name in ("drafts", "draft_tokens", "accepted_tokens")
-    )
-    return DraftFigures(drafted / seconds, accepted / seconds, _ratio(drafts + accepted, drafts))
 
 
 def _by_class(samples: Samples, name: str) -> dict[str, float]:

@@ -45,8 +45,8 @@ class Screen:
             "tpot": tpot,
             "step": figures.step_seconds or 0.0,
             "watts": figures.watts or 0.0,
-            "accepted": figures.drafts.accepted_rate if figures.drafts else 0.0,
         }
+        newest |= {row.title: row.charted for row in figures.rows if row.charted is not None}
         for name, value in newest.items():
             self._past.setdefault(name, deque(maxlen=_HISTORY)).append(value)
 
@@ -83,11 +83,9 @@ class Screen:
         table.add_row("model at work", f"{figures.busy:.1%} of the time", "")
         tokens = _NOTHING if figures.tokens_per_step is None else f"{figures.tokens_per_step:,.1f}"
         table.add_row("tokens in a step", f"{tokens}, {_percent(figures.padded, 'padding')}", "")
-        if drafts := figures.drafts:
-            rates = f"{drafts.drafted_rate:,.1f} tokens/s, {drafts.accepted_rate:,.1f} accepted"
-            table.add_row("drafts", rates, self._chart("accepted"))
-            per_step = _NOTHING if drafts.tokens_per_step is None else f"{drafts.tokens_per_step:.2f}"
-            table.add_row("tokens with a draft", f"{per_step} a step", "")
+        for row in figures.rows:
+            if row.text:
+                table.add_row(row.title, row.text, "" if row.charted is None else self._chart(row.title))
         table.add_row("preemptions/s", f"{figures.preemption_rate:.1f}", "")
         if figures.watts is not None:
             table.add_row("GPU's power", f"{figures.watts:.0f} W", self._chart("watts"))

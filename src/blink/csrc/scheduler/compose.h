@@ -154,7 +154,7 @@ BLINK_FN bool may_be_preempted(const State& s, uint32_t graph, const StepTotals&
 // Whether a step is launched in segments: one that others may pass, whose graph is long enough to be cut. No graph of
 // prompt logprobs is, and no step that verifies drafts, whatever its graph.
 BLINK_FN bool takes_segments(const State& s, uint32_t graph, const StepTotals& total) {
-  if (s.num_drafts > 0) return false;
+  if (has_siblings(s)) return false;
   const bool may_be_passed = total.best_effort_rows > 0 || may_be_preempted(s, graph, total);
   return may_be_passed && !is_scoring(s.geometry, graph) && s.costs[graph].num_segments > 1 && !is_segmented(s);
 }

@@ -21,6 +21,9 @@ constexpr uint32_t kMostMisses = 4;     // in a row, before a sequence rests
 constexpr uint32_t kLongestRest = 256;  // tokens; a rest is twice as long as the one before, while nothing is accepted
 constexpr uint32_t kWorthwhile = 32;    // part of the tokens for the time by which a longer draft has to win
 
+// Whether rows of the whole step that is composed or in flight have siblings: rows of the same sequence behind them.
+BLINK_FN bool has_siblings(const State& s) { return s.num_drafts > 0; }
+
 BLINK_FN const OriginRecord& record_of(const Sequence& q, DraftOrigin origin) {
   return q.drafting.records[uint32_t(origin)];
 }
@@ -53,6 +56,20 @@ BLINK_FN DraftSources draft_sources(const State& s, const Sequence& q, uint32_t 
          (may_draft(s, q, DraftOrigin::kAnswers, num_generated) ? kFromAnswers : 0);
 }
 
+// What is known of a sequence's drafts behind its next token before that is sampled.
+struct Foresight {
+  bool is_open;      // there may be some, whatever is sampled
+  uint8_t looks_up;  // DraftSources, where the token decides
+  uint8_t guesses;   // likewise, whether the sequence's automaton does
+};
+BLINK_FN Foresight foresee(const State& s, const Sequence& q) {
+  const uint32_t num_generated = q.num_generated + 1;
+  const DraftSources sources = draft_sources(s, q, num_generated);
+  const bool has_head = may_draft(s, q, DraftOrigin::kHead, num_generated);
+  return {has_head || (sources > 0 && q.drafting.source > 0), uint8_t(sources),
+          may_draft(s, q, DraftOrigin::kGrammar, num_generated)};
+}
+
 // Where to copy from what follows the text's first `end` tokens: of both texts that with the longer match. kNone: they
 // stand nowhere else.
 BLINK_FN uint32_t find_source(const State& s, const Sequence& q, uint32_t end, DraftSources sources) {
@@ -71,7 +88,7 @@ BLINK_FN DraftOrigin origin_of(const State& s, uint32_t place) {
 // The most tokens of a draft that a sequence can deliver beside the next one.
 BLINK_FN uint32_t draft_limit(const State& s, const Sequence& q) {
   const uint32_t answer = q.sqe.max_tokens - q.num_generated, text = s.geometry.max_model_len - q.num_tokens;
-  return least(least(s.geometry.spec_tokens, drafts_to_border(s, q)), least(answer, text) - 1);
+  return least(least(s.geometry.spec_tokens, most_uncertain_tokens(s, q)), least(answer, text) - 1);
 }
 
 // How many tokens may be copied from a place: with suffix decoding the more, the longer the match before it is. The

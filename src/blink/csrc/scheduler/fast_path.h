@@ -23,7 +23,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
   const uint32_t rows = s.whole.header->num_rows;
   const bool is_alone = kind_in_flight(s) == StepKind::kWhole && !is_segmented(s);
   const bool has_prompts = rows != s.whole.header->num_decode_rows || is_pooling(g);
-  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts || s.num_drafts > 0, taken = 0, guesses = 0;
+  uint32_t stuck = !is_alone || rows != s.num_running || has_prompts || has_siblings(s), taken = 0, guesses = 0;
   for (uint32_t tile = 0; tile < rows && !stuck; tile += env.lanes()) {
     const uint32_t row = tile + env.lane();
     const Row& before = s.whole.rows[row < rows ? row : 0];
@@ -34,10 +34,9 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     const bool is_last = q.num_generated + 1 >= q.sqe.max_tokens || position + 1 >= g.max_model_len;
     uint32_t num_grown = 0, num_stuck = 0;
     const uint32_t rank = taken + env.scan(grows, num_grown);
-    // What compose() decides on: whether what the next row leaves is kept, and drafts of which there is a source.
-    const DraftSources sources = draft_sources(s, q, q.num_generated + 1);
-    const bool has_head = may_draft(s, q, DraftOrigin::kHead, q.num_generated + 1);
-    const bool is_open = is_border(s, q, position + 1) || has_head || (sources > 0 && q.drafting.source > 0);
+    // What compose() decides on: whether what the next row leaves is kept, and which siblings the row has.
+    const Foresight foresight = foresee(s, q);
+    const bool is_open = is_border(s, q, position + 1) || foresight.is_open;
     env.scan(row < rows && (!samples || is_last || is_open), num_stuck);
     taken += num_grown;
     stuck += num_stuck;
@@ -46,8 +45,8 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
     next.token_place = uint64_t(q.slot) * g.max_model_len + position;
     next.table_place = uint64_t(q.slot) * g.max_blocks + position / g.block_size;
     next.position = int32_t(position);
-    next.looks_up = uint8_t(sources);
-    next.guesses = may_draft(s, q, DraftOrigin::kGrammar, q.num_generated + 1);
+    next.looks_up = foresight.looks_up;
+    next.guesses = foresight.guesses;
     guesses += next.guesses;
     if (speculates(s)) index_text(env, s, s.sequences[before.sequence], position);
     if (is_guessed(s, q)) read_spacing(s, s.sequences[before.sequence], position);
@@ -69,7 +68,7 @@ BLINK_FN void prepare_fast_path(Env& env, State& s) {
   env.sync();
 }
 
-// Whether a draft follows a row's text with the token that was sampled, which is written behind it.
+// Whether a row's text has stood elsewhere with the token that was sampled, which is written behind it.
 BLINK_FN bool has_source(const State& s, uint32_t row, const NextRow& next) {
   s.tokens[next.token_place] = next.token;
   const Sequence& q = s.sequences[s.whole.rows[row].sequence];

@@ -225,9 +225,9 @@ BLINK_FN uint32_t tokens_to_border(const State& s, const Sequence& q, uint32_t s
   return border == kNone ? kNone : border - start;
 }
 
-// The most drafts behind a sequence's newest token with which no place is passed by where its states are to be kept:
-// they are those behind certain tokens.
-BLINK_FN uint32_t drafts_to_border(const State& s, const Sequence& q) {
+// How many tokens may be computed behind a sequence's newest one and taken back, so that they reach no place where its
+// states are to be kept.
+BLINK_FN uint32_t most_uncertain_tokens(const State& s, const Sequence& q) {
   if (!has_snapshots(s) || !caches_answer(s, q)) return kNone;
   const uint32_t interval = s.geometry.snapshot_interval * s.geometry.block_size;
   return interval - 1 - q.num_tokens % interval;

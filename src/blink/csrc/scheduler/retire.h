@@ -161,7 +161,7 @@ BLINK_RARE_FN void retire(Env& env, State& s, StepKind kind, uint64_t now) {
     s.statistics.finished_error += totals.failed;
   }
   env.sync();
-  if (kind == StepKind::kWhole && s.num_drafts > 0) close_drafts(env, s, a);
+  if (kind == StepKind::kWhole && has_siblings(s)) close_drafts(env, s, a);
   if (totals.stopped + totals.filled + totals.failed == 0) return;
   end_finished(env, s, SequenceStatus::kRunning);
   if (kind == StepKind::kSegmented) end_finished(env, s, SequenceStatus::kWaiting);  // parked while it was paused

@@ -31,9 +31,7 @@ def advance(rule: Rule, x: Any, cache: StateCache, rows: Rows, weights: Any, *, 
     """Compute Advance of kernels/recurrent.py; chunked: else longer rows go token by token, too."""
     output = x.z.new_zeros(x.z.shape)
     starts = rows.starts.tolist()
-    turns: list[list[int]] = [
-        []
-    ]  # rows of one token: those that are sure, then the first drafts behind them, and so on
+    turns: list[list[int]] = [[]]  # rows of one token: the first of their slots, then the first siblings, and so on
     turn, before = 0, -1
     for row, (slot, position) in enumerate(zip(rows.slots.tolist(), rows.positions.tolist(), strict=True)):
         first, end = starts[row : row + 2]
@@ -54,7 +52,7 @@ def advance(rule: Rule, x: Any, cache: StateCache, rows: Rows, weights: Any, *, 
 def _advance_groups(
     rule: Rule, x: Any, cache: StateCache, rows: Rows, turns: list[list[int]], weights: Any, output: Tensor
 ) -> None:
-    """Advance rows of one token, and write their outputs; turns: rows by how many drafts are before them."""
+    """Advance rows of one token, and write their outputs; turns: rows by how many siblings are before them."""
     state, last = torch.empty(0), list[int]()
     for turn, chosen in enumerate(turns):
         at = torch.tensor(chosen, device=rows.slots.device)

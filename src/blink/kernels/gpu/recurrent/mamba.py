@@ -4,7 +4,7 @@
 """The Mamba-2 rule on a GPU, token by token: rows that decode and prompts, in any type of activations.
 
 A program has the state of one head of one row, and reads and writes it once a step. Programs of one group convolve its
-B and C each by itself. Rows of drafts belong to the program of the row before them, whose state it keeps.
+B and C each by itself. Siblings belong to the program of the row before them, whose state it keeps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.recurrent.verify import count_group, keep_last
+from blink.kernels.gpu.recurrent.verify import count_siblings, keep_last
 from blink.kernels.layer_cache import StateCache
 from blink.kernels.mamba import MambaProjections, MambaWeights
 from blink.kernels.recurrent import Rows
@@ -90,10 +90,10 @@ def _scan(
         return
     position, lag, num_sure = tl.load(positions + row), 0, end - first
     if VERIFIES:
-        num_drafts = count_group(slots, row, slot, num_rows, ROWS) - 1
-        if num_drafts < 0:
+        num_siblings = count_siblings(slots, row, slot, num_rows, ROWS)
+        if num_siblings < 0:
             return
-        lag, end = tl.load(lags + row), end + num_drafts
+        lag, end = tl.load(lags + row), end + num_siblings
     dims, keys = tl.arange(0, BLOCK_DIM), tl.arange(0, BLOCK_SIZE)
     is_dim, is_key = dims < DIM, keys < SIZE
     group = head // (HEADS // GROUPS)

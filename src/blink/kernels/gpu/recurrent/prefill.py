@@ -74,7 +74,7 @@ def prefill(
     if is_exact or min(k_dim, v_dim) < 64:  # Triton 3.6 reads beside small operands of wgmma
         config = config._replace(warps=2, scan_warps=2, scan_stages=1)
     if rows.lags is not None:
-        if len(x.qkv) == len(rows.slots):  # as in steps that decode, where rows may be of drafts
+        if len(x.qkv) == len(rows.slots):  # as in steps that decode, where rows may be siblings
             return verify.verify(x, cache, rows, weights)
         verify.take_in(x, cache, rows, weights)
     sizes = {"K_HEADS": weights.k_heads, "V_HEADS": v_heads, "DK": k_dim, "DV": v_dim, "C": CHUNK}

@@ -88,10 +88,10 @@ def _advance(
         if lag == 0:
             return
     else:
-        num_drafts = count_group(slots, row, slot, num_rows, ROWS) - 1
-        if (num_drafts < 0) | (num_sure == 0):
+        num_siblings = count_siblings(slots, row, slot, num_rows, ROWS)
+        if (num_siblings < 0) | (num_sure == 0):
             return
-        count = num_sure + num_drafts
+        count = num_sure + num_siblings
     k_channel, v_channel = tl.arange(0, DK), tl.arange(0, DV)
     of_q = head // (V_HEADS // K_HEADS) * DK + k_channel
     of_v = 2 * K_HEADS * DK + head * DV + v_channel
@@ -130,13 +130,13 @@ def _load(projected, kept, step):
 
 
 @triton.jit
-def count_group(slots, row, slot, num_rows, ROWS: tl.constexpr):
-    """Return how many rows a token and its drafts take; 0: the row is one of the drafts."""
+def count_siblings(slots, row, slot, num_rows, ROWS: tl.constexpr):
+    """Return how many rows of a slot follow its first row; -1: the row is one of them."""
     others = tl.arange(0, ROWS)
     found = tl.load(slots + others, others < num_rows, other=-1)
     end = tl.min(tl.where((others > row) & (found != slot), others, num_rows))
-    is_draft = tl.sum(tl.where((others == row - 1) & (found == slot), 1, 0)) > 0
-    return tl.where(is_draft, 0, end - row)
+    is_sibling = tl.sum(tl.where((others == row - 1) & (found == slot), 1, 0)) > 0
+    return tl.where(is_sibling, -1, end - row - 1)
 
 
 @triton.jit
