@@ -48,7 +48,6 @@ _LONG = (
     "tests/gpu/test_invariant_kernels.py::test_a_token_attends_alike_in_any_step",
     "tests/gpu/test_latent_gpu.py::test_padding_gives_zeros",
     "tests/gpu/test_latent_gpu.py::test_published_sizes_attend",
-    "tests/gpu/test_lora_experts.py::test_pairs_of_several_adapters_share_a_tile",
     "tests/gpu/test_mamba_gpu.py::test_rows_of_all_lengths_start_from_their_states",
     "tests/gpu/test_moe.py::test_all_tokens_may_choose_the_same_experts",
 )
