@@ -54,13 +54,13 @@ def test_health_is_503_while_open_requests_end(tmp_path: Path) -> None:
 def _is_closed(url: str) -> bool:
     """Tell whether a new connection is refused."""
     try:
-        httpx.get(f"{url}/health", trust_env=False)
-    except httpx.ConnectError:
-        return True
+        httpx.get(f"{url}/health", timeout=60, trust_env=False)
+    except httpx.TransportError as error:  # a connection that the socket had not accepted is reset as it closes
+        return isinstance(error, httpx.ConnectError)
     return False
 
 
 def _running(url: str) -> str:
     """Return the line that counts running sequences, once there are some."""
-    lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=60, trust_env=False).text.splitlines()
     return next((line for line in lines if line.startswith("vllm:num_requests_running") and line.endswith(" 1.0")), "")
