@@ -89,7 +89,7 @@ def test_many_texts_of_several_clients_at_once(embedder: Frontend, model: Any) -
 
 def test_a_client_that_leaves_takes_its_texts_with_it(embedder: Frontend) -> None:
     with pytest.raises(openai.APITimeoutError):
-        embedder.client.with_options(timeout=0.05).embeddings.create(model=embedder.model, input=["y " * 250] * 500)
+        embedder.client.with_options(timeout=0.05).embeddings.create(model=embedder.model, input=["y " * 250] * 150)
     embedder.wait_until_idle()
     assert embedder.client.embeddings.create(model=embedder.model, input="x").data[0].embedding
 

@@ -18,6 +18,8 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not default_model_path().is_file(), reason="the default model's tokenizer is not downloaded"),
 ]
+# What changes logits or ends answers knows no layers: test_speculation_equality.py has it in the gate.
+LOGITS = {"penalties", "bias", "stop strings", "min_tokens"}
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "delta-net": {
         "model_type": "qwen3_5_text",
@@ -59,7 +61,9 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.long) if kind in LOGITS else kind for kind in KINDS]
+)
 def test_speculation_changes_no_answer_of_recurrent_layers(engines: Mapping[str, LLM], kind: str, method: str) -> None:
     check_kind((engines["plain"], engines[method]), kind)
     assert engines[method].stats()["draft_tokens"] > 0, "costs decide on drafts, so one kind alone may have none"

@@ -112,7 +112,7 @@ def sample_of(text: Text, tokens: torch.Tensor, end: int) -> int:
     return follows if end - text.first <= text.kept else follows % VOCAB + 1
 
 
-@pytest.mark.parametrize(("block_size", "num_drafts"), [(16, 3), (8, 15), (32, 2), (16, 1)])
+@pytest.mark.parametrize(("block_size", "num_drafts"), [(32, 2), (16, 3), (8, 15), (16, 1)])
 @pytest.mark.parametrize("padding", [(0, 0), (21, 5)], ids=["full", "padded"])
 @pytest.mark.parametrize("texts", [MIXED, MIXED[:1], MIXED[5:6]], ids=["mixed", "one", "none"])
 def test_rows_of_a_bucket_are_guessed_behind_as_on_a_cpu(

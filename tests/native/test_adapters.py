@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from blink.adapters.protocol import Held
 from blink.engine.geometry import build_geometry
 from blink.link.queue_pair import KvOrigin, QueuePair
@@ -273,8 +275,9 @@ def test_random_requests_reloads_and_preemptions_leave_every_count_right() -> No
     assert len(ended) > 150
 
 
-def test_any_number_of_lanes_pages_adapters_as_one_does(lane_steps: Callable[[int], Step]) -> None:
-    assert play(120, lane_steps(3)) == play(120)
+@pytest.mark.parametrize("count", [40, pytest.param(120, marks=pytest.mark.long)])
+def test_any_number_of_lanes_pages_adapters_as_one_does(count: int, lane_steps: Callable[[int], Step]) -> None:
+    assert play(count, lane_steps(3)) == play(count)
 
 
 def _drain(pairs: list[QueuePair], inbox: Inbox) -> None:

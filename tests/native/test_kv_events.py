@@ -216,8 +216,9 @@ def test_an_index_that_follows_the_events_is_the_prefix_cache() -> None:
     run_randomly(2_000, 1)
 
 
-def test_the_lanes_of_a_gpu_note_the_same(lane_steps: Callable[[int], Step]) -> None:
-    run_randomly(600, 2, lane_steps(3))
+@pytest.mark.parametrize("count", [250, pytest.param(600, marks=pytest.mark.long)])
+def test_the_lanes_of_a_gpu_note_the_same(count: int, lane_steps: Callable[[int], Step]) -> None:
+    run_randomly(count, 2, lane_steps(3))
 
 
 @pytest.mark.long

@@ -8,8 +8,16 @@ from pathlib import PurePath
 WAITING = "waiting"
 MACHINE = "machine"  # a property of tests: what the virtual machine that they ran in was made of
 _WAITING_FOLDERS = {"e2e", "early", "rdma"}
-# Long ones that share no server with others.
-_ALONE = {"test_arm_wheels.py", "test_llm.py", "test_structured_llm.py", "test_wheel.py"}
+# Long ones that share no server with others: those that wait would otherwise be the last to end.
+_ALONE = {
+    "test_arm_wheels.py",
+    "test_eagle_drafts.py",
+    "test_llm.py",
+    "test_recurrent_speculation.py",
+    "test_speculation_equality.py",
+    "test_structured_llm.py",
+    "test_wheel.py",
+}
 
 
 def group_of(nodeid: str) -> str:

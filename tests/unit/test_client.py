@@ -245,10 +245,10 @@ def test_a_stopped_and_a_draining_engine_take_nothing_more(client: EngineClient,
 def test_a_silent_frontend_loses_its_sequences_and_can_come_back(
     client: EngineClient, start: Callable[..., Engine]
 ) -> None:
-    start(lease_timeout=0.5)
+    start(lease_timeout=1.0)
     connect(client)
     submit(client, 50)
-    time.sleep(1.5)
+    time.sleep(2.5)
     lost = client.tick()
     assert lost == "this frontend was silent, or left its completions unread, for too long and lost its lease"
     connect(client)

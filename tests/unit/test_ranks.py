@@ -84,11 +84,11 @@ def test_a_rank_that_does_not_come_is_named_to_all_others_in_time() -> None:
         return None if ranks.rank == 2 else ranks.add(torch.zeros(1))
 
     start = time.monotonic()
-    first, second, stopped, last = on_ranks(4, work, timeout=0.5)
+    first, second, stopped, last = on_ranks(4, work, timeout=2.0)
     assert time.monotonic() - start < 60
     assert stopped is None
     for error in (first, second, last):
-        assert isinstance(error, RankLostError) and error.rank == 2 and "did not come within 0.5 s" in str(error)
+        assert isinstance(error, RankLostError) and error.rank == 2 and "did not come within 2 s" in str(error)
 
 
 def test_a_process_that_was_stopped_has_not_waited(monkeypatch: pytest.MonkeyPatch) -> None:
