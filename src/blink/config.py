@@ -95,9 +95,7 @@ class EngineConfig:
     """Size and policy of one engine."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
-    rdma_listen: str = option(
-        "", "let frontends of other machines in by RDMA: address of the control port", metavar="HOST:PORT"
-    )
+    rdma_listen: str = option("", "control port of RDMA, for frontends of other machines", metavar="HOST:PORT")
     rdma: RdmaConfig = field(default_factory=RdmaConfig)
     region: str = option("blink", "name of the shared memory region that joins frontends and engine")
     device: str = option("auto", "where the model runs", choices=("auto", "cpu", "cuda"))
@@ -107,7 +105,7 @@ class EngineConfig:
     )
     tensor_parallel_size: int = option(
         1,
-        "ranks that share each layer's heads, experts and MLP; on the CPU threads; auto: as few GPUs as it fits",
+        "ranks that share each layer; on the CPU threads; auto: as few GPUs as it fits",
         words={"auto": FITTING_RANKS},
     )
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
@@ -141,16 +139,10 @@ class EngineConfig:
     max_sequences_per_worker: int = option(4096, "sequences (running or waiting) of one frontend worker")
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
-    stall_timeout: float = option(
-        30.0, "seconds that a frontend may leave its full completion queue unread before its sequences are dropped"
-    )
+    stall_timeout: float = option(30.0, "seconds until a frontend that reads no completions loses its sequences")
     deterministic: bool = option(False, "same bits whatever else runs: docs/deterministic.md; VLLM_BATCH_INVARIANT=1")
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
-    cpu_gemm: str = option(
-        "auto",
-        "of GGUF files; int16: rounds activations to 16 bits, on VNNI; auto: int16 where it can be",
-        choices=("auto", "float32", "int16"),
-    )
+    cpu_gemm: str = option("auto", "of GGUF files; int16: rounds, on VNNI", choices=("auto", "float32", "int16"))
     cpu_prompt_gemm: str = option("same", "of prompts; bfloat16: rounds, on AMX", choices=("same", "bfloat16"))
     log_format: str = option("text", "form of log lines; json: one object a line", choices=("text", "json"))
 
@@ -171,7 +163,7 @@ class EngineConfig:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether several devices, or a CPU's threads as such, have parts of the model."""
+        """Whether several devices, or threads, have parts of the model."""
         return self.tensor_parallel_size > 1
 
     @property

@@ -16,7 +16,8 @@ import torch
 from blink import LLM, LoRARequest, SamplingParams
 from blink.adapters.protocol import ask_load
 from blink.link.client import EngineClient
-from blink.link.queue_pair import BASE_MODEL, KvOrigin, ModelVariant
+from blink.link.queue_pair import KvOrigin
+from blink.link.variant import BASE_MODEL, ModelVariant
 from blink.region.layout import CqeKind
 from engine_process import CONFIG, connect, run_engine_process, stopped
 from lora_adapters import find_targets, merge, write_adapter

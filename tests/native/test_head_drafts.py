@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 
 from blink.engine.geometry import build_geometry
-from blink.errors import ConfigError
 from blink.link.queue_pair import Submission
-from blink.lora_config import LoraConfig
 from blink.region.layout import FinishReason, RowKind, StepResult, struct_dtype
 from blink.sampling_params import SamplingParams
 from harness import Harness, Inbox, expected_tokens, run_until_finished, running, small_config
@@ -193,11 +191,3 @@ def test_a_step_takes_the_graph_with_guesses_only_where_a_draft_would_be_of_use(
             seen.add((end >= len(prompt), guesses))
         assert seen == {(False, False), (True, True), (True, False)}
         assert inbox.tokens(sequence) == expected_tokens(prompt, 150, VOCAB)
-
-
-def test_adapters_beside_a_head_are_refused_by_name_where_both_would_have_graphs() -> None:
-    sizes: dict[str, Any] = {"max_model_len": 64, "vocab_size": VOCAB, "num_blocks": 64}
-    config = small_config(speculative_config=HEAD, lora=LoraConfig(enable_lora=True))
-    build_geometry(config, **sizes)
-    with pytest.raises(ConfigError, match="--enable-lora"):
-        build_geometry(config, **sizes, captures_larger=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from blink.link.queue_pair import ModelVariant
+from blink.link.variant import ModelVariant
 from blink.region.engine_socket import ask_engine
 
 SOCKET: Final = "adapters"

@@ -10,7 +10,6 @@ from typing import Any
 from blink.cli.loading import load
 from blink.cli.torch_probe import probe_torch
 from blink.config import EngineConfig, ModelConfig, option
-from blink.engine.rank_fit import take_first
 from blink.errors import ConfigError
 from blink.host.extras import how_to_install
 from blink.hub.localize import find_cached
@@ -46,7 +45,7 @@ class PlanConfig:
         Raises:
             ConfigError: their number does not divide the model.
         """
-        return take_first(spec, self.tensor_parallel_size)
+        return load("blink.engine.rank_fit").take_first(spec, self.tensor_parallel_size)
 
 
 def print_plan(model: str, config: PlanConfig) -> None:

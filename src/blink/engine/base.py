@@ -78,13 +78,7 @@ class Engine(ABC):
         has_step_tokens = config.max_num_batched_tokens > 0
         config = self._config = self._complete(config)
         self._listener = open_listener(config)
-        self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
-        self._model = self._runner.model
-        for part in self._ranks:
-            part.keep_rollback(config.speculation.num_tokens)
-        spec = self._model.spec
-        self._stores = make_stores(config, self._ranks, type(self).make_adapters)
-        attach_stores(self._stores, self._runners)
+        spec = self._load_parts(config, device)
         if spec.pooling is not None:
             config = self._fit_to_pooling(config, has_step_tokens=has_step_tokens)
         config = self._config = self._fit_to_model(config, spec)
@@ -122,6 +116,15 @@ class Engine(ABC):
         self._has_lost_region = False
         self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
         self._log_memory(size)
+
+    def _load_parts(self, config: EngineConfig, device: torch.device) -> ModelSpec:
+        self._runner = self._load(config, device, resolve_dtype(config.model.dtype, device))
+        self._model = self._runner.model
+        for part in self._ranks:
+            part.keep_rollback(config.speculation.num_tokens)
+        self._stores = make_stores(config, self._ranks, type(self).make_adapters)
+        attach_stores(self._stores, self._runners)
+        return self._model.spec
 
     def _load(self, config: EngineConfig, device: torch.device, dtype: torch.dtype) -> Runner:
         return make_runner(load_model(config.model, device, dtype), config)

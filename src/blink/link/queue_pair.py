@@ -14,6 +14,7 @@ from blink.errors import OverloadedError
 from blink.grammar.automaton import Automaton
 from blink.link.base import Link
 from blink.link.held_automata import HeldAutomata
+from blink.link.variant import BASE_MODEL, ModelVariant
 from blink.region.arena import Arena
 from blink.region.layout import COMPLETION, CONSTANTS, SQE, CqeKind, Opcode, StructPacker, flat_fields
 from blink.region.native import lib
@@ -24,16 +25,6 @@ _UNSET = dict.fromkeys(flat_fields(SQE), 0)
 _SUBMIT = int(Opcode.SUBMIT)
 _DRAIN_BATCH = 4096
 NO_HASH_ROOT = bytes(CONSTANTS["block_hash_bytes"])  # of a sequence whose answer is not cached
-
-
-class ModelVariant(NamedTuple):
-    """The weights that a request runs with, where they are not the model's own."""
-
-    fields: Mapping[str, int]  # of a submission's entry, which say what they are
-    content: str  # a digest of them
-
-
-BASE_MODEL = ModelVariant({}, "")
 
 
 class KvOrigin(NamedTuple):

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blink.errors import BadRequestError, PromptTooLongError
-from blink.link.queue_pair import BASE_MODEL, KvOrigin, ModelVariant
+from blink.link.queue_pair import KvOrigin
+from blink.link.variant import BASE_MODEL, ModelVariant
 from blink.region.block_hashes import hash_blocks, hash_root
 from blink.text.tokenizer import Tokenizer
 
