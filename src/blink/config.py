@@ -104,9 +104,7 @@ class EngineConfig:
         0, "tokens of one step, prompt chunks included; 0: 2048 on GPU, 256 on CPU, or --max-num-seqs if that is more"
     )
     tensor_parallel_size: int = option(
-        1,
-        "ranks that share each layer; on the CPU threads; auto: as few GPUs as it fits",
-        words={"auto": FITTING_RANKS},
+        1, "ranks that share a layer; on the CPU threads; auto: as few GPUs as it fits", words={"auto": FITTING_RANKS}
     )
     block_size: int = option(16, "tokens per KV cache block", choices=(8, 16, 32, 64))
     num_gpu_blocks_override: int = option(0, "KV cache blocks; 0: from the memory options")
