@@ -19,6 +19,8 @@ from blink.models.weights.loader import load_model
 from blink.models.weights.source import read_spec
 from blink.runner.cpu_code import CpuCode
 from blink.runner.native_layers import NativeLayers
+from blink.runner.step import Step
+from blink.runner.stream import RunLayers
 from model_driver import Driver
 
 _COMMON = {
@@ -62,13 +64,20 @@ def generate(decoder: Decoder, rounding: Rounding, *, has_windows: bool = False)
     driver.runner.rounding = rounding
     for index, prompt in enumerate(PROMPTS):  # which end one after the other: steps then have 1 to 4 rows
         driver.add(prompt, 12 + 6 * index)
-    return driver.run(max_chunk=64), driver
+    return driver.run(max_chunk=80), driver
 
 
 def count_runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the layers of each call."""
-    found, run = list[int](), NativeLayers.run
-    monkeypatch.setattr(NativeLayers, "run", lambda *given: (found.append(len(given[2])), run(*given))[1])
+    found, find = list[int](), NativeLayers.find_run
+
+    def watch(self: NativeLayers, step: Step, layers: range) -> RunLayers | None:
+        run = find(self, step, layers)
+        if run is not None:
+            found.append(len(layers))
+        return run
+
+    monkeypatch.setattr(NativeLayers, "find_run", watch)
     return found
 
 

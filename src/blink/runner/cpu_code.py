@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -74,11 +73,11 @@ class CpuCode:
         return _ANY_SIZE
 
     def find_layers(self, step: Step, layers: range) -> RunLayers | None:
-        """Return what runs them where the library has all that they are made of and every row has one token."""
+        """Return what runs them where the library has all that they are made of and tokens attend one by one."""
         native = self._layers.get(step.model)
         if native is None or not native.is_of(step.kv_cache):
             native = self._layers[step.model] = NativeLayers(step.model, step.kv_cache)
-        return functools.partial(native.run, step, layers) if native.takes(step) else None
+        return native.find_run(step, layers)
 
     def begin(self, step: Step) -> Stream:
         """There is no other style."""

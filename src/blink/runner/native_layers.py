@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of attention and a gated MLP in one call, csrc/cpu/layers.h: of steps whose rows have one token each.
+"""Layers of attention and a gated MLP in one call, csrc/cpu/layers.h: of steps whose tokens attend one by one.
 
 Its operations are those that other steps call one by one. So a row has the same bits in both.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -24,7 +25,7 @@ from blink.models.layers import Attention, LayerSpec
 from blink.region.layout import new_struct, struct_dtype
 from blink.region.native import lib
 from blink.runner.step import Step
-from blink.runner.stream import Stream
+from blink.runner.stream import RunLayers, Stream
 
 
 class NativeLayers:
@@ -49,18 +50,19 @@ class NativeLayers:
         """Whether this is the KV cache."""
         return self._cache() is kv_cache
 
-    def takes(self, step: Step) -> bool:
-        """Whether the layers can run in a step."""
-        header = step.batch.header.tolist()
-        is_single = 0 < header[Header.NUM_TOKENS] == header[Header.NUM_ROWS] == header[Header.NUM_DECODE_ROWS]
-        return is_single and len(self._words) > 0 and step.updates is None and step.ranks.size == 1
+    def find_run(self, step: Step, layers: range) -> RunLayers | None:
+        """Return what runs some layers in a step; None: nothing does, or a prompt does not attend token by token."""
+        if len(self._words) == 0 or step.updates is not None or step.ranks.size > 1:
+            return None
+        groups = _KeyGroups(step, self._windows)
+        return functools.partial(self._run, step, layers, groups) if groups.rows > 0 else None
 
-    def run(self, step: Step, layers: range, stream: Stream) -> None:
+    def _run(self, step: Step, layers: range, groups: _KeyGroups, stream: Stream) -> None:
         """Add what some layers compute to the residual."""
         model, cache, residual = step.model, step.kv_cache.first, stream.residual
-        rows = int(step.batch.header[Header.NUM_TOKENS])
+        rows = groups.rows
         rotations = [table.index_select(0, step.batch.positions[:rows]) for table in model.rotary_tables]
-        update, groups = torch.zeros_like(residual), _KeyGroups(step, rows, self._windows)
+        update = torch.zeros_like(residual)
         tables = np.array([one.data_ptr() for one in rotations], np.uint64)
         words = new_struct(
             "DenseStep",
@@ -84,15 +86,21 @@ class NativeLayers:
 class _KeyGroups:
     """Where keys are and go, for the layers of each window."""
 
-    def __init__(self, step: Step, rows: int, windows: list[int]) -> None:
-        cache = step.kv_cache.first
-        plan = plan_attention(step.batch, rows, cache.block_size, step.model.dtype)
-        self._groups = [plan.find_groups(window)[0] for window in windows]  # whose memory the words name
+    def __init__(self, step: Step, windows: list[int]) -> None:
+        cache, tokens = step.kv_cache.first, int(step.batch.header[Header.NUM_TOKENS])
+        find_thread_pool()  # which the plan asks for
+        plan = plan_attention(step.batch, tokens, cache.block_size, step.model.dtype, by_token=step.deterministic)
+        found = [plan.find_groups(window) for window in windows]
+        is_whole = all(len(groups) == 1 and groups[0].num_queries == 1 for groups in found)
+        self.rows = tokens if is_whole else 0  # of one token each; 0: some attend together
+        if not is_whole:
+            return
+        self._groups = [groups[0] for groups in found]  # whose memory the words name
         self.words = np.zeros(len(windows), struct_dtype("KeyGroup"))
         for index, (group, window) in enumerate(zip(self._groups, windows, strict=True)):
             slots = step.batch.find_kv_slots(window).data_ptr()
             tensors = group.blocks.data_ptr(), group.positions.data_ptr()
-            self.words[index] = slots, *tensors, group.blocks.shape[0] // rows
+            self.words[index] = slots, *tensors, group.blocks.shape[0] // tokens
 
 
 def _are_native(model: Decoder, kv_cache: KvCache) -> bool:

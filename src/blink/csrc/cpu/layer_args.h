@@ -45,7 +45,7 @@ struct KeyGroup {
   FIELD(uint64_t, row_blocks);
 };
 
-// A step's rows of one token each.
+// A step's tokens, each of which is a row.
 struct DenseStep {
   FIELDS_OF(DenseStep);
   FIELD(float*, residual);                // [rows, hidden]

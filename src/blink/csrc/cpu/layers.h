@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers of steps whose rows have one token each, one after the other in one call. Between two operations that Python
+// Layers of steps whose tokens attend one by one, one after the other in one call. Between two operations that Python
 // calls, more time goes by than most of them take with few rows.
 #pragma once
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as functional
@@ -22,6 +23,7 @@ from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions
 from blink.region.native import lib
 
 NATIVE_CELLS = (torch.float32, torch.float16)  # types of a cache that native code takes with float32 queries
+_SHORT_QUERIES, _SHORT_KEYS = 64, 256  # of rows that attend faster token by token, natively
 LANES, MOST_HEAD_DIM = 16, 512  # floats of a head that the native code takes at a time, and at most
 
 
@@ -49,35 +51,41 @@ class CpuAttentionPlan:
         self._groups: dict[int, tuple[RowGroup, ...]] = {}
 
     def find_groups(self, window: int) -> tuple[RowGroup, ...]:
-        """Gather all decode rows in one group and give every longer row its own; window: of a layer, 0 for none."""
+        """Gather rows that attend token by token, and give every other row its own group; window: 0 for none."""
         if window not in self._groups:
             self._groups[window] = tuple(self._plan(window))
         return self._groups[window]
 
     def _plan(self, window: int) -> Iterator[RowGroup]:
-        header = self._batch.header.tolist()
-        num_rows, num_decode = header[Header.NUM_ROWS], header[Header.NUM_DECODE_ROWS]
-        if self._by_token:
-            yield from self._plan_tokens(num_rows, header[Header.NUM_TOKENS], window)
-            return
+        num_rows = int(self._batch.header[Header.NUM_ROWS])
         starts = self._batch.query_starts[: num_rows + 1].tolist()
-        spans = [(0, num_decode)] if num_decode else []
-        spans += [(row, row + 1) for row in range(num_decode, num_rows)]
-        for first, last in spans:
-            rows, queries = slice(first, last), starts[first : first + 2]
-            slots, lens = self._batch.row_slots[rows], self._batch.context_lens[rows]
-            yield plan_group(
-                self._batch.find_tables(window), slots, lens, queries, window, self._block_size, self._dtype
-            )
+        lens = self._batch.context_lens[:num_rows].tolist()
+        for by_token, group in groupby(range(num_rows), lambda row: self._is_short(starts[row : row + 2], lens[row])):
+            rows = [*group]
+            spans = [(rows[0], rows[-1] + 1)] if by_token else [(row, row + 1) for row in rows]
+            for first, last in spans:
+                yield self._plan_rows(first, last, starts, window, by_token=by_token)
 
-    def _plan_tokens(self, num_rows: int, num_tokens: int, window: int) -> Iterator[RowGroup]:
-        """Let each token be a row of one query: it attends with the same bits in any chunk of its prompt."""
-        if num_tokens == 0:
-            return
-        counts = self._batch.query_starts[: num_rows + 1].diff()
-        slots = self._batch.row_slots[:num_rows].repeat_interleave(counts)
-        lens = (self._batch.positions[:num_tokens] + 1).to(torch.int32)
-        yield plan_group(self._batch.find_tables(window), slots, lens, [0, 1], window, self._block_size, self._dtype)
+    def _is_short(self, queries: list[int], length: int) -> bool:
+        """Whether a row's tokens attend one by one. Its neighbours do not matter, so they change none of its bits."""
+        count = queries[1] - queries[0]
+        return count == 1 or self._by_token or (count <= _SHORT_QUERIES and length <= _SHORT_KEYS and is_in_use())
+
+    def _plan_rows(self, first: int, last: int, starts: list[int], window: int, *, by_token: bool) -> RowGroup:
+        batch, queries = self._batch, starts[first : first + 2]
+        slots, lens = batch.row_slots[first:last], batch.context_lens[first:last]
+        if by_token:
+            queries = [starts[first], starts[first] + 1]
+            if starts[last] - starts[first] > last - first:
+                slots, lens = self._take_tokens(first, last, torch.arange(starts[first], starts[last]))
+        return plan_group(batch.find_tables(window), slots, lens, queries, window, self._block_size, self._dtype)
+
+    def _take_tokens(self, first: int, last: int, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slot of each token of some rows, and how many keys it sees."""
+        batch, ends = self._batch, self._batch.query_starts[first + 1 : last + 1]
+        row_of = torch.searchsorted(ends, tokens.to(torch.int32), right=True) + first
+        behind = batch.query_starts.index_select(0, row_of + 1) - tokens - 1
+        return batch.row_slots.index_select(0, row_of), (batch.context_lens.index_select(0, row_of) - behind).int()
 
 
 def plan_attention(
