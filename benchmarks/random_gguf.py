@@ -13,11 +13,11 @@ from typing import Any
 
 import gguf
 import torch
+from gguf_header import write_header
 
 from blink.models.weights.dummy_gguf import draw_blocks
 from blink.models.weights.files import resolve_model
 from blink.models.weights.source import read_spec
-from gguf_header import write_header
 
 Kind = gguf.GGMLQuantizationType
 _FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16}
