@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cpu_peers import Figures, compare, write_result
-from peer_load import REQUESTS, ask, run_streams
+from peer_load import REQUESTS, AnswerError, ask, run_streams
 from peer_servers import LlamaCpp, count_bytes, find_packages, find_processes, list_features, read_pss
 from result_files import read_result
 
@@ -90,7 +90,7 @@ def test_gaps_and_tokens_are_those_of_the_stream() -> None:
             run = await run_streams(port, 3, 4, 5)
             assert 20 <= run.itl_p99_ms < 2000
             assert 0 < run.tokens_per_second <= 3 * REQUESTS * 5 / (REQUESTS * 5 * 0.02)
-            with pytest.raises(SystemExit, match="5 tokens instead of 6"):
+            with pytest.raises(AnswerError, match="5 tokens instead of 6"):
                 await ask(port, 4, 6)
 
     asyncio.run(look())
