@@ -22,10 +22,6 @@ _TYPES = {torch.bfloat16: "blink::Bf16", torch.float16: "blink::Half", torch.flo
 _MOST_THREADS = 1024
 _CLUSTERS, _CLUSTER_THREADS, _CLUSTER_BLOCKS_OF_SM = 16, 256, 4
 _BLOCK_THREADS, _BLOCKS_OF_SM = 512, 2
-_TENSORS = (  # of a batch, by their names in SampleArgs
-    "header", "row_slots", "context_lens", "params", "tokens", "stop_tokens", "bias_tokens", "bias_values",
-    "sampled_tokens", "sampled_logprobs", "top_tokens", "top_logprobs",
-)  # fmt: skip
 _WORD_TOKENS, _WORD_BYTES = 32, 8  # csrc/sampler/penalties.h's ChangeWord
 
 
@@ -50,10 +46,7 @@ def sample(
     deterministic: bool = False,
     allowed: Allowed | None = None,
 ) -> None:
-    """Compute sample; logits: [num_rows, vocab], rows contiguous; group: None: find_group().
-
-    allowed: None: as the rows' automata say, which move on.
-    """
+    """Compute sample of contiguous rows; group: None: find_group(); allowed: None: by their automata, which move on."""
     assert logits.stride(1) == 1 and batch.tokens.stride(1) == 1 and batch.params.is_contiguous()
     group = group or find_group()
     vocab_size, max_model_len = logits.shape[1], batch.tokens.stride(0)
@@ -65,12 +58,23 @@ def sample(
     allowed = allowed or find_allowed(batch, num_rows, vocab_size)
     arguments = args(
         "SampleArgs",
-        **{name: getattr(batch, name) for name in _TENSORS},
         logits=logits,
+        header=batch.header,
+        row_slots=batch.row_slots,
+        context_lens=batch.context_lens,
+        params=batch.params,
+        tokens=batch.tokens,
+        stop_tokens=batch.stop_tokens,
+        bias_tokens=batch.bias_tokens,
+        bias_values=batch.bias_values,
         allowed=allowed.bits,
         lists=allowed.lists,
         may_end=allowed.may_end,
         changes=changes,
+        sampled_tokens=batch.sampled_tokens,
+        sampled_logprobs=batch.sampled_logprobs,
+        top_tokens=batch.top_tokens,
+        top_logprobs=batch.top_logprobs,
         stride=logits.stride(0),
         vocab_size=vocab_size,
         max_model_len=max_model_len,
@@ -79,14 +83,9 @@ def sample(
     threads, kernel = describe_kernel(logits, group, deterministic=deterministic)
     staged_bytes = part_size * logits.element_size() if group is Group.CLUSTER else 0
     launch(
-        compile_kernel(kernel, "sampler/sample.cu"),
-        (num_blocks, num_rows),
-        threads,
-        arguments,
-        cluster=num_blocks,
-        shared_bytes=_HEAD_BYTES + _WORD_BYTES * change_words + staged_bytes,
-        pdl=has_clusters(),
-    )
+        compile_kernel(kernel, "sampler/sample.cu"), (num_blocks, num_rows), threads, arguments, cluster=num_blocks,
+        shared_bytes=_HEAD_BYTES + _WORD_BYTES * change_words + staged_bytes, pdl=has_clusters(),
+    )  # fmt: skip
 
 
 def describe_kernel(logits: Tensor, group: Group, *, deterministic: bool) -> tuple[int, str]:
