@@ -90,12 +90,10 @@ class _KeyGroups:
         cache, tokens = step.kv_cache.first, int(step.batch.header[Header.NUM_TOKENS])
         find_thread_pool()  # which the plan asks for
         plan = plan_attention(step.batch, tokens, cache.block_size, step.model.dtype, by_token=step.deterministic)
-        found = [plan.find_groups(window) for window in windows]
-        is_whole = all(len(groups) == 1 and groups[0].num_queries == 1 for groups in found)
-        self.rows = tokens if is_whole else 0  # of one token each; 0: some attend together
-        if not is_whole:
+        self.rows = tokens if plan.are_all_short() else 0  # of one token each; 0: some attend together
+        if self.rows == 0:
             return
-        self._groups = [groups[0] for groups in found]  # whose memory the words name
+        self._groups = [plan.find_groups(window)[0] for window in windows]  # whose memory the words name
         self.words = np.zeros(len(windows), struct_dtype("KeyGroup"))
         for index, (group, window) in enumerate(zip(self._groups, windows, strict=True)):
             slots = step.batch.find_kv_slots(window).data_ptr()

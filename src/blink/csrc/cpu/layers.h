@@ -50,7 +50,8 @@ class DenseLayers {
     attended_.resize(uint64_t(step_.rows) * layer.heads * layer.head_dim);
     multiply(*layer.qkv, x, qkv_.data());
     if (layer.qkv_bias != nullptr)
-      for (uint64_t i = 0; i < qkv_.size(); ++i) qkv_[i] += layer.qkv_bias[i % columns];
+      for (float* row = qkv_.data(); row < qkv_.data() + qkv_.size(); row += columns)
+        for (uint64_t i = 0; i < columns; ++i) row[i] += layer.qkv_bias[i];
     with_cells(step_.is_half, [&]<class Cell>(Cell) { attend_cells<Cell>(layer, columns); });
     multiply(*layer.output, attended_.data(), step_.update);
   }

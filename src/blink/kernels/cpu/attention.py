@@ -56,12 +56,21 @@ class CpuAttentionPlan:
             self._groups[window] = tuple(self._plan(window))
         return self._groups[window]
 
+    def are_all_short(self) -> bool:
+        """Whether all rows attend token by token, so that there is one group of each window."""
+        return all(self._list_short(self._list_starts()))
+
+    def _list_starts(self) -> list[int]:
+        return self._batch.query_starts[: int(self._batch.header[Header.NUM_ROWS]) + 1].tolist()
+
+    def _list_short(self, starts: list[int]) -> list[bool]:
+        lens = self._batch.context_lens[: len(starts) - 1].tolist()
+        return [self._is_short(starts[row : row + 2], length) for row, length in enumerate(lens)]
+
     def _plan(self, window: int) -> Iterator[RowGroup]:
-        num_rows = int(self._batch.header[Header.NUM_ROWS])
-        starts = self._batch.query_starts[: num_rows + 1].tolist()
-        lens = self._batch.context_lens[:num_rows].tolist()
-        for by_token, group in groupby(range(num_rows), lambda row: self._is_short(starts[row : row + 2], lens[row])):
-            rows = [*group]
+        starts = self._list_starts()
+        for by_token, group in groupby(enumerate(self._list_short(starts)), lambda pair: pair[1]):
+            rows = [row for row, _ in group]
             spans = [(rows[0], rows[-1] + 1)] if by_token else [(row, row + 1) for row in rows]
             for first, last in spans:
                 yield self._plan_rows(first, last, starts, window, by_token=by_token)
