@@ -89,6 +89,8 @@ def add_sizes(writer: gguf.GGUFWriter, spec: ModelSpec) -> None:
     writer.add_head_count(attention.heads)
     writer.add_head_count_kv(attention.kv_heads)
     writer.add_key_length(attention.head_dim)
+    if attention.latent is None:
+        writer.add_value_length(attention.head_dim)
     writer.add_layer_norm_rms_eps(spec.rms_norm_eps)
     if last is not None:
         writer.add_rope_freq_base(last.rope.theta)

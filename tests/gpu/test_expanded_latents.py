@@ -13,6 +13,7 @@ from torch import Tensor
 from blink.formats.fp8 import FP8
 from blink.kernels.batch import Batch
 from blink.kernels.cpu import latent as cpu
+from blink.kernels.cpu.rotary import round_cells
 from blink.kernels.layer_cache import LayerCache
 from blink.kernels.operands import LATENT_EPS, UNSCALED, ExpandedSizes, Expansion, KvScales, LatentSizes
 from latent_rows import (
@@ -89,8 +90,12 @@ def draw(rows: Rows, sizes: ExpandedSizes, padding: int, dtype: torch.dtype, kv_
     rotation = torch.randn(count + padding, rope)
     slots = torch.full((count + padding,), -1, dtype=torch.int32)
     slots[:count] = find_slots(batch, rows)
-    whole = cells.float() if kv_scales is None else cells.clone()
-    absorbed = cpu.absorb_and_store(query, kept, rotation, slots, LayerCache(whole), expansion, LATENT_EPS, scales)
+    whole = cells.float() if kv_scales is None else torch.zeros(cells.shape, dtype=dtype)
+    absorbed = cpu.absorb_and_store(query, kept, rotation, slots, LayerCache(whole), expansion, LATENT_EPS, UNSCALED)
+    if kv_scales is not None:  # what is kept is rounded to the activations' type before it becomes a cell
+        written, whole, rounded = slots[:count].long(), cells.clone(), whole.view(-1, rank + rope)
+        cell_bytes = whole.view(torch.uint8).view(-1, rank + rope)
+        cell_bytes[written] = round_cells(rounded[written].float(), kv_scales.key)
     rotated = torch.cat((query[..., :nope], absorbed[..., rank:]), dim=2)
     held = whole.float()[0, :, :, 0] * scales.key
     values = torch.zeros(count + padding, heads * value)

@@ -105,7 +105,10 @@ def test_updates_of_experts_equal_those_of_one_adapter_after_the_other(
     of_tokens = torch.tensor(row_adapters).repeat_interleave(torch.tensor(lengths))
     expected = expect(x[:used], logits[:used], weights, of_tokens, held, **options)
     torch.testing.assert_close(found[:used].cpu().float(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
-    without = gpu_moe.moe(x.to(device), logits.to(device), *stores, count, **options)
+    none = to_device(make_batch([0] * len(lengths), lengths, NUM_ADAPTERS, tokens), device)
+    without = gpu_moe.moe(
+        x.to(device), logits.to(device), *stores, count, updates=adapters.find(none, bucket), **options
+    )
     changed = (found != without).any(1).cpu()[:used]
     assert torch.equal(changed, of_tokens > 0), "tokens with an adapter, and they alone, are changed"
 

@@ -323,9 +323,9 @@ struct State {
   FIELD(Statistics, statistics);
 };
 
-// Visit the words of the region that the state points at, and where they lie. Host only.
+// Visit the words of the region that the state points at, and where they lie.
 template <class Visit>
-void visit_region(State& s, const RegionLayout& layout, Visit visit) {
+BLINK_FN void visit_region(State& s, const RegionLayout& layout, Visit visit) {
   visit(s.header, 0);
   visit(s.control, kControlOffset);
   visit(s.trace, layout.trace);

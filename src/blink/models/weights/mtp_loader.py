@@ -28,7 +28,7 @@ def load_mtp(config: ModelConfig, model: Decoder) -> MtpHead:
     Raises:
         ConfigError: they have none, or it is malformed; the message names the tensor.
     """
-    path, spec = resolve_model(config.model), describe_mtp(model.spec)
+    path, spec = resolve_model(config.model), describe_mtp(model.spec.as_stored)
     if find_format(path, config.load_format) == "gguf":
         raise ConfigError(f"{_FLAG}: the draft layer (MTP) of GGUF files is not read yet: use safetensors, or ngram")
     target = WeightTarget(model.device, model.dtype, int, model.kv_dtype)
