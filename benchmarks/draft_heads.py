@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from blink import speculation
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.costs import describe_step
 from blink.engine.geometry import list_graphs
@@ -122,7 +121,6 @@ def main() -> None:
     parser.add_argument("--tokens-per-step", type=float, default=2.6, help="that a sequence is given, forced")
     parser.add_argument("--context", type=int, default=512)
     options = parser.parse_args()
-    speculation.MTP_ON_GPU = True
     plain, times = boot(options, {}), dict[str, list[float]]()
     times["plain"] = [plain.time_rows(rows, options.context) for rows in options.rows]
     plain.remove_region()

@@ -5,7 +5,7 @@
     python examples/draft_head.py MODEL [HEAD]
 
 MODEL is a directory or a .gguf file. HEAD is the directory of an EAGLE-3 head that was trained for this model. Without
-a head the model's own draft layer (MTP) drafts, as Qwen3-Next and Qwen 3.5 have one, on the CPU.
+a head the model's own draft layer (MTP) drafts, as Qwen3-Next and Qwen 3.5 have one.
 """
 
 import json
@@ -21,7 +21,7 @@ method = {"method": "eagle3", "model": heads[0]} if heads else {"method": "mtp"}
 speculative = json.dumps(method | {"num_speculative_tokens": 3})
 answers = []
 for config in ("", speculative):
-    with LLM(model, max_model_len=1024, device="auto" if heads else "cpu", speculative_config=config) as llm:
+    with LLM(model, max_model_len=1024, speculative_config=config) as llm:
         # One prompt after the other: a step then gives tokens of one answer alone.
         outputs = [llm.generate(prompt, params, use_tqdm=False)[0].outputs[0] for prompt in PROMPTS]
         stats = llm.stats()

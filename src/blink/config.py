@@ -138,6 +138,7 @@ class EngineConfig:
     prompt_arena_bytes: int = option(0, "prompt memory of each frontend worker; 0: 8 MiB or four longest prompts")
     lease_timeout: float = option(5.0, "seconds without a sign of life after which a frontend's sequences are dropped")
     stall_timeout: float = option(30.0, "seconds until a frontend that reads no completions loses its sequences")
+    enable_sleep_mode: bool = option(False, "let an engine on a GPU sleep: docs/pause.md; one on a CPU always may")
     deterministic: bool = option(False, "same bits whatever else runs: docs/deterministic.md; VLLM_BATCH_INVARIANT=1")
     cpu_threads: int = option(0, "threads of the CPU engine; 0: OMP_NUM_THREADS, or all cores")
     cpu_gemm: str = option("auto", "of GGUF files; int16: rounds, on VNNI", choices=("auto", "float32", "int16"))

@@ -12,9 +12,7 @@ from blink.option import option, require
 
 UPDATING_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's
-# Whether a GPU serves adapters of experts, and of latent attention: not before their kernels have run on one.
-EXPERTS_ON_GPU: Final[bool] = False
-LATENT_ON_GPU: Final[bool] = False
+LATENT_ON_GPU: Final[bool] = False  # whether a GPU serves adapters of latent attention: not before that has run there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from blink.bits import power_of_two
 from blink.errors import ConfigError
@@ -29,7 +29,6 @@ _METHODS = {  # and their own fields
     _EAGLE: ("model",),
     **dict.fromkeys(_MTP, ()),
 }
-MTP_ON_GPU: Final[bool] = False  # until tests/gpu/test_mtp_gpu.py has run on a GPU; it sets this
 _USUAL_HEAD_TOKENS, _USUAL_MTP_TOKENS = 3, 1
 _USUAL_TOKENS, _USUAL_MIN, _USUAL_MAX = 5, 2, 5
 _USUAL_DEPTH, _USUAL_REQUESTS, _USUAL_FACTOR, _USUAL_CHANCE = 24, 10_000, 1.0, 0.1
@@ -184,8 +183,6 @@ def check_on_gpu(speculation: Speculation, model: DescribedLayers, num_ranks: in
     found = {"latent attention": model.has_latents, "a sliding window": model.has_windows}
     found["recurrent layers on several GPUs"] = num_ranks > 1 and model.has_states
     reason = next((name for name, is_there in found.items() if is_there), "")
-    if speculation.mtp and not MTP_ON_GPU:
-        raise ConfigError(f"{_FLAG}: {_MTP[0]} runs on the CPU engine today: add --device cpu")
     if speculation.num_tokens and reason:
         raise ConfigError(f"{_FLAG}: models with {reason} do not verify drafts on GPUs yet: add --device cpu")
 

@@ -49,11 +49,6 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200, 240, 254, 255, 256, 
 Answer = tuple[list[int], list[dict[int, float]]]
 
 
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blink.engine.determinism.HAS_RUN_ON_GPU", True)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("deterministic")
@@ -95,12 +90,9 @@ def answer_alone(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Iterator[dict[str, list[Answer]]]:
     """Return the answers to prompts that are computed whole, and alone; by the parameters."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr("blink.engine.determinism.HAS_RUN_ON_GPU", True)
     with load(folder, 1024) as llm:
         found = {name: answer_alone(llm, make_prompts(), params) for name, params in PARAMS.items()}
         assert vars(llm)["_client"].fingerprint.startswith("cuda-")
-    patch.undo()
     assert len({tuple(tokens) for tokens, _ in found["sampled"]}) > len(LENGTHS) // 2  # prompts matter
     yield found
 

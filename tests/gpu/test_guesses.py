@@ -171,7 +171,6 @@ def test_guesses_are_sampled_as_on_a_cpu(
     device: torch.device, own: HeadTokens | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no GPU is, the CPU's sampler takes the rows that the GPU's is given."""
-    monkeypatch.setattr(gpu, "SAMPLES_GUESSES", True)
     if device.type == "cpu":
         monkeypatch.setattr(gpu, "sample", lambda logits, batch, rows, **_: cpu_sampling.sample(logits, batch, rows))
     batch, num_tokens, num_rows = make_step(MIXED, 16, (21, 5))

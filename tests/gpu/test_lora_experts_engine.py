@@ -9,7 +9,6 @@ import pytest
 from test_lora_engine import open_llm
 
 from blink import LoRARequest, lora_config
-from blink.errors import BadRequestError
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import generate, make_prompts
 from lora_experts import LLAMA, merge_experts, write_by_expert, write_fused
@@ -20,7 +19,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def _runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", True)
     monkeypatch.setattr(lora_config, "LATENT_ON_GPU", True)
 
 
@@ -36,7 +34,6 @@ def check_merged(folder: Path, adapter: Path) -> None:
     assert found != plain
 
 
-@pytest.mark.usefixtures("_runs")
 @pytest.mark.parametrize("name", ["qwen3_moe", "glm4_moe", "gpt_oss"])
 def test_an_adapter_of_experts_is_as_if_it_were_merged(name: str, tmp_path: Path) -> None:
     model = save_model(name, tmp_path / "base")
@@ -57,7 +54,6 @@ def test_an_adapter_of_latent_attention_is_as_if_it_were_merged(name: str, tmp_p
     check_merged(tmp_path, adapter)
 
 
-@pytest.mark.usefixtures("_runs")
 def test_eight_adapters_and_none_in_one_batch_give_the_cpus_tokens(tmp_path: Path) -> None:
     model, prompts = save_model("qwen3_moe", tmp_path / "base"), make_prompts(9)
     paths = [write_fused(tmp_path / f"{seed}", model, seed=seed, rank=1 + seed) for seed in range(4)]
@@ -73,14 +69,3 @@ def test_eight_adapters_and_none_in_one_batch_give_the_cpus_tokens(tmp_path: Pat
         assert generate(llm, prompts, loras) == found, "adapters that take turns give other tokens"
     with open_llm(tmp_path / "base", enable_lora=True, max_loras=8, device="cpu") as llm:
         assert generate(llm, prompts, loras) == found
-
-
-def test_they_are_refused_by_name_where_they_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", False)
-    model = save_model("qwen3_moe", tmp_path / "base")
-    adapter = write_fused(tmp_path / "adapter", model, seed=7)
-    with (
-        open_llm(tmp_path / "base", enable_lora=True) as llm,
-        pytest.raises(BadRequestError, match="takes no adapter: it is served with --device cpu only"),
-    ):
-        generate(llm, make_prompts(1), LoRARequest("one", 1, str(adapter)))

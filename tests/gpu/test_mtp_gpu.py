@@ -23,7 +23,7 @@ if not torch.cuda.is_available():
 import test_decode_kernels
 from test_recurrent_steps import MODELS
 
-from blink import LLM, SamplingParams, speculation
+from blink import LLM, SamplingParams
 from blink.config import ModelConfig
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import LayerCache
@@ -46,19 +46,6 @@ OPTIONS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max
 OPTIONS |= {"num_gpu_blocks_override": 1024, "max_num_seqs": 16, "max_num_batched_tokens": 128}
 MTP = json.dumps({"method": "mtp", "num_speculative_tokens": DRAFTS})
 COUNTS = ("num_steps", "num_drafts", "draft_tokens", "accepted_tokens", "prefix_hits", "num_preemptions")
-# What Python runs as `blink` where the layer is not refused.
-DRAFTING = """
-import sys
-from blink import speculation
-from blink.cli.main import main
-speculation.MTP_ON_GPU = True
-sys.exit(main(sys.argv[1:]))
-"""
-
-
-@pytest.fixture(autouse=True)
-def _drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
 
 
 @functools.cache
@@ -176,7 +163,7 @@ def test_drafts_are_verified_while_the_host_process_is_stopped_for_5_seconds(tmp
     config = MODELS[name] | {"architectures": [name], "max_position_embeddings": 1024, "vocab_size": VOCAB}
     flags = [f"--speculative-config={MTP}", "--num-gpu-blocks-override=1024"]
     flags += ["--max-num-seqs=8", "--max-num-batched-tokens=64"]
-    with run_engine_process(tmp_path, *flags, config=config, program=("-c", DRAFTING)) as (process, region):
+    with run_engine_process(tmp_path, *flags, config=config) as (process, region):
         client = connect(region, process)
         before, end = client.stats()["draft_tokens"], 0.0
         with stopped(process):

@@ -26,12 +26,6 @@ from model_driver import set_params
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 GUESSES, PADDING = 3, (21, 5)
-FLAG = "blink.kernels.gpu.guesses.SAMPLES_GUESSES"
-
-
-@pytest.fixture(autouse=True)
-def samples_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FLAG, True)
 
 
 def test_logits_of_heads_in_bf16_are_sampled_as_they_are() -> None:

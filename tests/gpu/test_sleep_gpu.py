@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from blink import LLM
-from blink.engine import gpu_weights
 from blink.engine.gpu_weights import GpuWeights
 from blink.engine.mapped_memory import MappedMemory
 from blink.errors import BadRequestError, EngineUnavailableError
@@ -28,13 +27,8 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "kv_cache_memory_bytes": 1 << 30,
     "device": "cuda",
+    "enable_sleep_mode": True,
 }
-
-
-@pytest.fixture(autouse=True)
-def _sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_weights, "TAKES_TENSORS", True)
-    monkeypatch.setattr(gpu_weights, "SLEEPS", True)
 
 
 def open_llm(path: Path, **options: Any) -> LLM:
@@ -71,9 +65,8 @@ class Site:
         self.first = folder / "first"
         save_model("llama-3.1", self.first)
         self.second = turn_weights(self.first, folder / "second")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gpu_weights, "SLEEPS", False)
-            self.of_first, self.of_second = (boot(path, dtype="float32") for path in (self.first, self.second))
+        options: dict[str, Any] = {"dtype": "float32", "enable_sleep_mode": False}
+        self.of_first, self.of_second = (boot(path, **options) for path in (self.first, self.second))
 
 
 @pytest.fixture(scope="module")

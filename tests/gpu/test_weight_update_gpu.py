@@ -18,7 +18,7 @@ from torch import Tensor
 from blink import LLM, SamplingParams
 from blink.api.admin.ipc_handles import read_handles
 from blink.async_llm import AsyncLLM
-from blink.engine import gpu_weights
+from blink.engine import tensor_updates
 from blink.engine.gpu_weights import GpuWeights
 from blink.errors import BadRequestError, ConfigError, EngineUnavailableError
 from blink.link.model_orders import ask_begin, ask_broadcast, ask_commit, ask_join, ask_leave, ask_share, ask_update
@@ -45,21 +45,8 @@ OPTIONS: dict[str, Any] = {
     "dtype": "bfloat16",
 }
 EXPERTS = {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
-# What Python runs as `blink` where weights on GPUs are not refused.
-TAKING = """
-import sys
-from blink.cli.main import main
-from blink.engine import gpu_weights
-gpu_weights.TAKES_TENSORS = True
-sys.exit(main(sys.argv[1:]))
-"""
 _SAFETENSORS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16"}
 Write = Callable[[Path], Path]
-
-
-@pytest.fixture(autouse=True)
-def _takes_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_weights, "TAKES_TENSORS", True)
 
 
 def open_llm(path: Path, **options: Any) -> LLM:
@@ -252,7 +239,7 @@ def test_a_kept_sequence_that_is_retracted_goes_on_with_the_new_weights(site: Si
 
 def test_a_server_goes_on_with_a_stopped_host_after_an_update(tmp_path: Path) -> None:
     flags = "--dtype=float32", "--num-gpu-blocks-override=4096"
-    with run_engine_process(tmp_path, *flags, program=("-c", TAKING)) as (process, region):
+    with run_engine_process(tmp_path, *flags) as (process, region):
         client = connect(region, process)
         whole = Load(client)
         whole.wait(whole.has_ended)
@@ -292,7 +279,10 @@ def test_tensors_in_another_process_on_the_gpu_are_read_by_their_handles(site: S
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_trainers_broadcast_gives_its_weights(site: Site, llm: LLM, backend: str) -> None:
+def test_a_trainers_broadcast_gives_its_weights(
+    site: Site, llm: LLM, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_updates, "HAS_RUN_NCCL", True)
     if backend == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     region, port, told = region_of(llm), free_port(), describe_weights(site.second)

@@ -112,8 +112,7 @@ class Engine:
 
 
 @pytest.fixture(params=[False, True], ids=["awake", "sleeps"])
-def engine(models: Models, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    monkeypatch.setattr(gpu_weights, "TAKES_TENSORS", True)
+def engine(models: Models, request: pytest.FixtureRequest) -> Iterator[Engine]:
     with running(small_config()) as harness:
         resident = Resident(harness)
         resident.start()
@@ -191,11 +190,12 @@ def test_an_engine_sleeps_wakes_up_and_takes_weights_meanwhile(models: Models, e
     engine.ask("check_sleep")
     assert engine.parts is not None
     cells = engine.parts.cells.allocate((64,), torch.float16, CPU)
-    for level, path in ((1, models.first), (2, models.first), (2, models.second)):
+    sleeps = (1, models.first, False), (2, models.first, False), (2, models.second, True), (1, models.second, False)
+    for level, path, updates in (*sleeps, (1, models.first, True)):
         engine.ask("sleep", level=level)
-        assert engine.control.is_holding and not engine.parts.cells.is_mapped
-        assert engine.parts.weights.is_mapped is (level == 1)
-        if path == models.second:
+        assert engine.control.is_holding
+        assert not engine.parts.cells.is_mapped and not engine.parts.weights.is_mapped
+        if updates:
             engine.update(path)
         engine.ask("wake_up", tags=["weights"])
         assert engine.control.is_holding

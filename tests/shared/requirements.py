@@ -12,8 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _FILES = {"cpu": ("constraints.txt", "constraints-cpu.txt"), "cuda": ("constraints.txt",)}
-# torch comes from an index of its own, before the others; uv is for `make pins` and for long tests alone.
-_LEFT = {"cpu": r"(torch|uv|cuda-toolkit|nvidia-[\w-]+)==", "cuda": r"(torch|uv)=="}
+# torch comes from an index of its own, before the others; uv is for `make pins` and for long tests alone. CUDA sources
+# are compiled without a GPU, too.
+_LEFT = {"cpu": r"(torch|uv|cuda-toolkit|nvidia-(?!cuda-(nvrtc|runtime)==)[\w-]+)==", "cuda": r"(torch|uv)=="}
 
 
 def list_pins(device: str, root: Path = ROOT) -> list[str]:

@@ -191,7 +191,6 @@ def test_a_draft_head_of_a_folder_is_counted_by_its_files(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "gpu", "told"),
     [
-        ({"method": "mtp"}, "h100", "mtp runs on the CPU engine"),
         ({"method": "eagle3", "model": "nowhere"}, "", r"no config\.json"),
     ],
 )

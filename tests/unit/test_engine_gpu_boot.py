@@ -17,7 +17,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from blink import speculation
 from blink.config import EngineConfig, ModelConfig
 from blink.engine import base
 from blink.engine.guessing import count_head_bytes
@@ -215,7 +214,6 @@ def test_a_draft_layer_has_such_graphs_and_blocks_too(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model of three layers, of which two are recurrent."""
-    monkeypatch.setattr(speculation, "MTP_ON_GPU", True)
     monkeypatch.setattr(gpu_adapters, "Uploader", lambda: lambda target, source: target.copy_(source))
     model, told = write_mtp_clockwork(tmp_path, 96, noise=0), {"method": "mtp", "num_speculative_tokens": 3}
     options: dict[str, Any] = {"speculative_config": json.dumps(told), "num_gpu_blocks_override": 77}

@@ -102,14 +102,11 @@ def test_a_gpu_refuses_them_at_one_place_until_they_have_run(tmp_path: Path, mon
     save_model("deepseek_v3", tmp_path)
     model = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
     monkeypatch.setattr(model, "device", torch.device("cuda"))
-    for of_experts, of_latents in ((False, False), (True, False), (False, True), (True, True)):
-        monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", of_experts)
+    for of_latents in (False, True):
         monkeypatch.setattr(lora_config, "LATENT_ON_GPU", of_latents)
         refused = {name for name, module in list_modules(model).items() if module.refusal}
-        assert ("layers.1.mlp.experts.3.up_proj" in refused) is not of_experts
-        assert ("layers.1.mlp.experts.down_proj" in refused) is not of_experts
+        assert not any("experts" in name for name in refused)
         assert ("layers.1.self_attn.q_b_proj" in refused) is not of_latents
         assert "layers.1.self_attn.kv_b_proj" in refused
         assert "layers.1.mlp.shared_experts.up_proj" not in refused
-        experts = [parts.experts for parts in find_weights(model).values() if parts.experts]
-        assert bool(experts) is of_experts
+        assert any(parts.experts for parts in find_weights(model).values())

@@ -13,8 +13,7 @@ import torch
 
 from blink.config import EngineConfig, FrontendConfig, ModelConfig
 from blink.engine.cpu import CpuEngine
-from blink.engine.determinism import find_fingerprint, is_deterministic, refuse_on_gpu
-from blink.errors import ConfigError
+from blink.engine.determinism import find_fingerprint, is_deterministic
 from blink.text.assets import load_assets
 from fake_engine import FakeServer
 from small_tokenizer import MODEL
@@ -47,11 +46,8 @@ def test_the_fingerprint_changes_with_options_and_kernels(tmp_path: Path, monkey
 
 def test_vllm_s_variable_is_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_deterministic(EngineConfig()) and is_deterministic(EngineConfig(deterministic=True))
-    refuse_on_gpu(EngineConfig())
     monkeypatch.setitem(os.environ, "VLLM_BATCH_INVARIANT", "1")
     assert is_deterministic(EngineConfig())
-    with pytest.raises(ConfigError, match="CPU engine"):
-        refuse_on_gpu(EngineConfig())
 
 
 def test_other_weights_keep_the_guarantee_and_tell_their_own_fingerprint(

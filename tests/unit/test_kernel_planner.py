@@ -17,7 +17,6 @@ if find_spec("triton") is None:
     pytest.skip("needs triton: pip offers it for Linux on x86-64 and arm64", allow_module_level=True)
 
 import blink.models
-from blink import lora_config
 from blink.config import ModelConfig
 from blink.errors import ConfigError
 from blink.formats.layouts import Layout, Matrix
@@ -181,13 +180,11 @@ def test_8_experts_cannot_be_streamed_and_are_grouped_for_any_rows() -> None:
         assert found.layers[0].experts.kernel == PERMUTED
 
 
-def test_experts_with_adapters_of_their_own_take_the_kernel_that_adds_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_with_adapters_of_their_own_take_the_kernel_that_adds_updates() -> None:
     model, bucket = expected_sites(read_spec(_CONFIGS / "qwen3-30b-a3b"), 16), Bucket(16, 16, True, adapters=True)
-    for served, kernel in ((False, PERMUTED), (True, GATHERED)):
-        monkeypatch.setattr(lora_config, "EXPERTS_ON_GPU", served)
-        found = plan_step(GpuDevice(), model, bucket)
-        assert found.norms is NormStyle.KERNEL and found.layers[0].experts is not None
-        assert found.layers[0].experts.kernel == kernel
+    found = plan_step(GpuDevice(), model, bucket)
+    assert found.norms is NormStyle.KERNEL and found.layers[0].experts is not None
+    assert found.layers[0].experts.kernel == GATHERED
 
 
 def test_products_of_prompts_take_the_first_kernel_that_does_not_refuse() -> None:

@@ -69,6 +69,38 @@ def test_cells_are_zeros_before_and_after_sleep(memory: SleepingMemory) -> None:
         memory.map()
 
 
+def test_what_was_saved_comes_back_once(memory: SleepingMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [memory.allocate((number, 5), torch.float16, CPU) for number in (1000, 2, 3)]
+    for number, one in enumerate(cells):
+        one.fill_(number)
+    memory.save()
+    memory.save()
+    assert FakeMemory.mapped_bytes == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeMemory, "limit", 2 * 4096)
+        with pytest.raises(ConfigError, match="too little GPU memory"):
+            memory.map()
+    memory.map()
+    assert all(bool((one == number).all()) for number, one in enumerate(cells))
+    memory.save()
+    memory.unmap()
+    memory.map()
+    assert all(one.count_nonzero() == 0 for one in cells), "what was freed has come back"
+
+
+def test_a_host_without_room_frees_nothing(memory: SleepingMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = memory.allocate((5,), torch.float16, CPU).fill_(3)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", refuse)
+        with pytest.raises(ConfigError, match="host has too little memory"):
+            memory.save()
+    assert memory.is_mapped and bool((cells == 3).all())
+
+
 def test_too_little_memory_to_wake_up_leaves_all_of_it_free(
     memory: SleepingMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,7 @@ def _refuse_experts(mlp: DenseWeights | MoeWeights) -> str:
     encoding = None if isinstance(mlp, DenseWeights) else find_encoding(mlp.gate_up)
     if encoding is not None and encoding.format.ggml >= 0:
         return "a GPU takes none of experts of GGUF files: use --device cpu"
-    return "" if lora_config.EXPERTS_ON_GPU else _NOT_ON_GPU
+    return ""
 
 
 def _place(layer: int, modules: Iterable[tuple[str, Module]], refusal: str) -> dict[str, Module]:

@@ -172,6 +172,12 @@ class CpuEngine(Engine):
         self._runner = Runner(self._model)  # whose plans know no weights
         release_memory()
 
+    def store_weights(self) -> None:
+        """Leave the weights where they are: the host's memory."""
+
+    def restore_weights(self) -> None:
+        """Find the weights where they were."""
+
     def free_kv_cache(self) -> None:
         """Free the KV cache."""
         self._kv_cache = KvCache({})

@@ -27,7 +27,6 @@ from blink.runner.sites import ModelSites, sites_of
 if TYPE_CHECKING:
     from blink.region.memory import Region
 
-HAS_RUN_ON_GPU = False  # until tests/gpu/test_deterministic_gpu.py has passed there; it sets this by itself
 _FLAG = "--deterministic"
 _LANES = 16  # floats of a head that the native attention takes at a time
 _VARIABLE = "VLLM_BATCH_INVARIANT"
@@ -73,12 +72,6 @@ def find_fingerprint(model: ModelConfig, block_size: int, device: str = "cpu") -
         "versions": [__version__, torch.__version__],
     }
     return f"{device}-" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def refuse_on_gpu(config: EngineConfig) -> None:
-    """Refuse the flag, with a `ConfigError`, as long as no GPU has run its tests."""
-    if is_deterministic(config) and not HAS_RUN_ON_GPU:
-        raise ConfigError(f"{_FLAG} needs the CPU engine so far: add --device cpu")
 
 
 def check_deterministic(sites: ModelSites, device: str) -> None:

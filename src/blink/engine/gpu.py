@@ -20,7 +20,7 @@ from blink.engine import gpu_weights
 from blink.engine.base import Engine
 from blink.engine.cache_size import CacheSize
 from blink.engine.costs import first_layer
-from blink.engine.determinism import make_runner, refuse_on_gpu, write_fingerprint
+from blink.engine.determinism import make_runner, write_fingerprint
 from blink.engine.device_leave import without_scheduler
 from blink.engine.device_scheduler import TIMED_LAUNCHES, DeviceScheduler, DeviceState
 from blink.engine.energy import report_energy
@@ -69,11 +69,10 @@ class GpuEngine(Engine):
     _control: ModelControl | None = None  # of changes to the model
 
     def __init__(self, config: EngineConfig, read: ReadVocabulary = read_vocabulary) -> None:
-        refuse_on_gpu(config)
         # Code loaded at its first use would synchronise with a device on which the scheduler never ends.
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"
         device = torch.device("cuda", torch.cuda.current_device())
-        self._parts = gpu_weights.reserve_parts(device)
+        self._parts = gpu_weights.reserve_parts(device) if config.enable_sleep_mode else None
         super().__init__(config, device, read)
         write_fingerprint(self._region, self._config, self._config.model, self._model.device)
         self._host = self._allocate_host()

@@ -30,16 +30,11 @@ from blink.models.weights.overwriting import Overwrite, PartCheck
 from blink.models.weights.staged_tensors import ReadTensor
 from blink.region.tensor_stream import TensorEntry
 
-TAKES_TENSORS = False  # until all of tests/gpu/test_weight_update_gpu.py has run on a GPU; it sets this
-SLEEPS = False  # until tests/gpu/test_sleep_gpu.py has run on a GPU; it sets this
-_NO_TENSORS: Final = "An engine on a GPU takes weights from disk alone so far: use /update_weights_from_disk."
 _NO_HEAD: Final = (
     "An engine on a GPU with a draft head neither sleeps nor takes other weights, before that has run on one: restart "
     "it instead, or leave the head out of --speculative-config."
 )
-_NO_SLEEP: Final = (
-    "This engine does not sleep: engines on GPUs do not before that has run on one (docs/pause.md). Pause it instead."
-)
+_NO_SLEEP: Final = "This engine does not sleep: start it with --enable-sleep-mode (docs/pause.md), or pause it instead."
 
 
 class SleepingParts(NamedTuple):
@@ -49,10 +44,8 @@ class SleepingParts(NamedTuple):
     cells: SleepingMemory
 
 
-def reserve_parts(device: torch.device) -> SleepingParts | None:
-    """Return memory of a GPU for an engine that may sleep; None: it may not."""
-    if not SLEEPS:
-        return None
+def reserve_parts(device: torch.device) -> SleepingParts:
+    """Return memory of a GPU for an engine that may sleep."""
     reserve = functools.partial(MappedMemory, device=device)
     return SleepingParts(SleepingMemory(reserve, device), SleepingMemory(reserve, device))
 
@@ -80,8 +73,6 @@ class GpuWeights:
         Raises:
             ConfigError: they do not fit the model, or are not there, or there is no memory to load a layer beside it.
         """
-        if newer and not TAKES_TENSORS:
-            raise ConfigError(_NO_TENSORS)
         self._check_head()
         if self._parts is not None:
             self._parts.weights.map()
@@ -122,6 +113,23 @@ class GpuWeights:
     def free_weights(self) -> None:
         """Free the weights."""
         self._find_parts().weights.unmap()
+
+    def store_weights(self) -> None:
+        """Free the weights, and keep them in the host's memory.
+
+        Raises:
+            ConfigError: the host has too little; the GPU keeps them then.
+        """
+        self._find_parts().weights.save()
+
+    def restore_weights(self) -> None:
+        """Take stored weights back.
+
+        Raises:
+            ConfigError: there is too little memory.
+        """
+        if self._parts is not None:
+            self._parts.weights.map()
 
     def free_kv_cache(self) -> None:
         """Free the KV cache."""

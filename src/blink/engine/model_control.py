@@ -60,6 +60,14 @@ class ChangeableModel(Protocol):
         """Free the weights."""
         ...
 
+    def store_weights(self) -> None:
+        """Free what weights take of a GPU, if they lie there, and keep them; ConfigError: nowhere has room."""
+        ...
+
+    def restore_weights(self) -> None:
+        """Take stored weights back, if they were stored; ConfigError: there is no memory."""
+        ...
+
     def free_kv_cache(self) -> None:
         """Free the KV cache."""
         ...
@@ -155,7 +163,7 @@ class ModelControl:
             return {"awake": not self._hold.absent, "is_open": self._tensors.is_open}
 
     def sleep(self, level: int) -> None:
-        """Free the KV cache, at level 2 the weights too; sequences are to compute their KV anew."""
+        """Free the KV cache and the weights, which at level 1 are kept by the host; sequences compute their KV anew."""
         check_level(level)
         self._model.check_sleep()
         self._hold.begin(Drop.KV_CACHE)
@@ -165,7 +173,9 @@ class ModelControl:
             self._has_weights = False
             self._hold.absent |= Absent.DISCARDED
             self._run(self._model.free_weights)
-        logger.info("the engine sleeps: %s", "the KV cache is freed" if level == 1 else "all of its memory is freed")
+        else:
+            self._run(self._model.store_weights)
+        logger.info("the engine sleeps: the weights are %s", "in the host's memory" if level == 1 else "freed")
 
     def wake_up(self, tags: Sequence[str]) -> None:
         """Take memory back; the scheduler goes on once nothing is absent."""
@@ -174,7 +184,9 @@ class ModelControl:
                 continue
             if tag == "kv_cache":
                 self._run(self._model.fill_kv_cache)
-            elif not self._has_weights:
+            elif self._has_weights:
+                self._run(self._model.restore_weights)
+            else:
                 self._load(self._weights)
             self._hold.absent &= ~_BITS[tag]
         self._go_on()

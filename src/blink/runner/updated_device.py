@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from blink import lora_config
 from blink.formats.layouts import ExpertMatrices, Layout
 from blink.kernels.matmul import GatedMatmul
 from blink.models.layers import LayerSpec
@@ -45,9 +44,8 @@ class UpdatedDevice:
         return self._device.list_attentions(model, layer, bucket)
 
     def list_experts(self, experts: ExpertMatrices, bucket: Bucket) -> Iterable[Option]:
-        """List the device's, but of those that may have updates only what takes prompts, too."""
-        decoding = bucket.decoding and not lora_config.EXPERTS_ON_GPU
-        return self._device.list_experts(experts, replace(bucket, decoding=decoding))
+        """List those of the device that take prompts, too: experts may have updates."""
+        return self._device.list_experts(experts, replace(bucket, decoding=False))
 
     def _plan_writers(self, model: ModelSites, bucket: Bucket) -> StepPlan:
         matrices = (matrix for layer in model.layers for matrix in layer.matrices)

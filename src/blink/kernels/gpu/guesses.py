@@ -41,7 +41,6 @@ from blink.kernels.operands import PLAIN_ATTENTION, AttentionOptions, HeadNorm
 if TYPE_CHECKING:
     from blink.models.layers import Attention
 
-SAMPLES_GUESSES = False  # until tests/gpu/test_sampled_guesses.py has passed there: the likeliest tokens are guessed
 _WORDS = 1024  # that a program copies
 _NUM_ROWS = tl.constexpr(int(Header.NUM_ROWS))
 _NUM_PROMPT_TOKENS = tl.constexpr(int(Param.NUM_PROMPT_TOKENS))
@@ -139,9 +138,6 @@ class GpuGuesses:
 
     def sample(self, guess: int, logits: Tensor, own: HeadTokens | None = None) -> Tensor:
         """Sample each row's guess of a number."""
-        if not SAMPLES_GUESSES:
-            likeliest = logits.argmax(-1)
-            return likeliest if own is None else own.tokens.index_select(0, likeliest)
         if guess == 0:
             self._guessed = guessed_batch(self._batch, self._batch.row_slots[: self._num_rows])
             self._allowed = allow_all(self._batch, self._num_rows)
