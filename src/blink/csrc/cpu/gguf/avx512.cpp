@@ -25,22 +25,14 @@ BLINK_INLINE void multiply_columns(const GgufMatmul& p, Rows rows, uint32_t row,
     x[i] = p.x + uint64_t(row + i < p.x_rows ? row + i : p.x_rows - 1) * p.columns;
   });
   __m512 sums[kRows] = {};
-  const uint8_t* next = rows.first + kTileRows * rows.stride;
-  for (uint32_t column = 0; column < p.columns; rows = rows.at(Format::kBytes)) {
-    prefetch_block(next, Format::kBytes);
-    next += kTileRows * Format::kBytes;
-    const Block<Format> block(rows);
-    for (uint32_t index = 0; index < Format::kValues / kGroup; ++index, column += kGroup) {
-      Group group;
-      block.read(rows, index, group);
-      unroll<kGroup>([&](auto k) __attribute__((always_inline)) {
-        const __m512 values = widen_byte(group.quants[k / 4], k % 4, group.scales[k / 16], group.offsets[k / 16]);
-        unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-          sums[i] = _mm512_fmadd_ps(values, _mm512_set1_ps(x[i][column + k]), sums[i]);
-        });
+  for_groups<Format>(rows, p.columns, [&](uint32_t at, const Group& group) __attribute__((always_inline)) {
+    unroll<kGroup>([&](auto k) __attribute__((always_inline)) {
+      const __m512 values = widen_byte(group.quants[k / 4], k % 4, group.scales[k / 16], group.offsets[k / 16]);
+      unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+        sums[i] = _mm512_fmadd_ps(values, _mm512_set1_ps(x[i][at * kGroup + k]), sums[i]);
       });
-    }
-  }
+    });
+  });
   unroll<kRows>([&](auto i) __attribute__((always_inline)) {
     if (row + i < p.x_rows) write_sums(out + (row + i) * p.out_stride, count, sums[i]);
   });

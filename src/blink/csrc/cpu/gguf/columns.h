@@ -83,15 +83,19 @@ BLINK_INLINE void load_nibbles(Rows rows, Group& group) {
   });
 }
 
-// What a block of a format has for all of its groups, and its groups one by one.
+// What a block of a format has for all of its groups, and its groups one by one. kShared groups have their columns in
+// the same bytes: load() takes the bytes of those from group `first` on, and read<I>() makes group first + I of them.
 template <class Format>
 struct Block;
 
 template <>
 struct Block<Q4_0> {
   static constexpr bool kHalves = false;
+  static constexpr uint32_t kShared = 1;
   __m512 scale;
   BLINK_INLINE explicit Block(Rows rows) : scale(low_halves(gather_words(rows))) {}
+  BLINK_INLINE void load(Rows, uint32_t) {}
+  template <uint32_t>
   BLINK_INLINE void read(Rows rows, uint32_t, Group& group) const {
     load_nibbles(rows.at(2), group);
     group.set(scale, scale * -8.f);
@@ -101,8 +105,11 @@ struct Block<Q4_0> {
 template <>
 struct Block<Q4_1> {
   static constexpr bool kHalves = false;
+  static constexpr uint32_t kShared = 1;
   Words header;
   BLINK_INLINE explicit Block(Rows rows) : header(gather_words(rows)) {}
+  BLINK_INLINE void load(Rows, uint32_t) {}
+  template <uint32_t>
   BLINK_INLINE void read(Rows rows, uint32_t, Group& group) const {
     load_nibbles(rows.at(4), group);
     group.set(low_halves(header), high_halves(header));
@@ -112,8 +119,11 @@ struct Block<Q4_1> {
 template <>
 struct Block<Q8_0> {
   static constexpr bool kHalves = false;
+  static constexpr uint32_t kShared = 1;
   __m512 scale;
   BLINK_INLINE explicit Block(Rows rows) : scale(low_halves(gather_words(rows))) {}
+  BLINK_INLINE void load(Rows, uint32_t) {}
+  template <uint32_t>
   BLINK_INLINE void read(Rows rows, uint32_t, Group& group) const {
     load_columns(rows.at(2), group.quants);
     load_columns(rows.at(18), group.quants + 4);
@@ -127,18 +137,24 @@ struct Block<Q8_0> {
 template <>
 struct Block<Q4_K> {
   static constexpr bool kHalves = false;
+  static constexpr uint32_t kShared = 2;
   Words words[4];  // scales and offsets of all groups: see Q4_K of formats.h
   __m512 scale, offset;
+  Words held[8];  // two groups: low and high nibbles
   BLINK_INLINE explicit Block(Rows rows) {
     load_columns(rows, words);
     scale = low_halves(words[0]);
     offset = high_halves(words[0]);
   }
-  BLINK_INLINE void read(Rows rows, uint32_t index, Group& group) const {
-    load_columns(rows.at(16 + index / 2 * 32), group.quants);
-    load_columns(rows.at(32 + index / 2 * 32), group.quants + 4);
+  BLINK_INLINE void load(Rows rows, uint32_t first) {
+    load_columns(rows.at(16 + first / 2 * 32), held);
+    load_columns(rows.at(32 + first / 2 * 32), held + 4);
+  }
+  template <uint32_t I>
+  BLINK_INLINE void read(Rows, uint32_t first, Group& group) const {
+    const uint32_t index = first + I;
     unroll<8>([&](auto i) __attribute__((always_inline)) {
-      group.quants[i] = index % 2 == 0 ? low_nibbles(group.quants[i]) : high_nibbles(group.quants[i]);
+      group.quants[i] = I == 0 ? low_nibbles(held[i]) : high_nibbles(held[i]);
     });
     const __m128i shift = _mm_cvtsi32_si128(int32_t(index % 4 * 8));
     const Words low = _mm512_srl_epi32(words[1], shift), middle = _mm512_srl_epi32(words[2], shift),
@@ -157,32 +173,57 @@ struct Block<Q4_K> {
 template <>
 struct Block<Q6_K> {
   static constexpr bool kHalves = true;
+  static constexpr uint32_t kShared = 4;
   Words scales[4];  // of 16 columns each, a byte
   __m512 scale;
+  Words low[16], high[8];  // four groups: nibbles of two, two times; two bits of all
   BLINK_INLINE explicit Block(Rows rows) : scale(high_halves(gather_words(rows.at(206)))) {
     load_columns(rows.at(192), scales);
   }
-  BLINK_INLINE void read(Rows rows, uint32_t index, Group& group) const {
-    const uint32_t half = index / 4, part = index % 4;
-    Words high[8];
-    load_columns(rows.at(half * 64 + part % 2 * 32), group.quants);
-    load_columns(rows.at(half * 64 + part % 2 * 32 + 16), group.quants + 4);
-    load_columns(rows.at(128 + half * 32), high);
-    load_columns(rows.at(144 + half * 32), high + 4);
-    const __m128i low_shift = _mm_cvtsi32_si128(int32_t(part / 2 * 4)),
-                  high_shift = _mm_cvtsi32_si128(int32_t(part * 2));
+  BLINK_INLINE void load(Rows rows, uint32_t first) {
+    unroll<4>([&](auto i) __attribute__((always_inline)) { load_columns(rows.at(first * 16 + i * 16), low + 4 * i); });
+    load_columns(rows.at(128 + first * 8), high);
+    load_columns(rows.at(144 + first * 8), high + 4);
+  }
+  template <uint32_t I>
+  BLINK_INLINE void read(Rows, uint32_t first, Group& group) const {
     unroll<8>([&](auto i) __attribute__((always_inline)) {
-      const Words more = with_mask(_mm512_srl_epi32(high[i], high_shift), 0x03030303);
-      group.quants[i] =
-          _mm512_or_si512(low_nibbles(_mm512_srl_epi32(group.quants[i], low_shift)), _mm512_slli_epi32(more, 4));
+      const Words own = low[I % 2 * 8 + i], more = _mm512_srli_epi32(high[i], 2 * I);
+      group.quants[i] = _mm512_or_si512(I < 2 ? low_nibbles(own) : high_nibbles(own),
+                                        _mm512_slli_epi32(with_mask(more, 0x03030303), 4));
     });
     unroll<2>([&](auto i) __attribute__((always_inline)) {
-      const __m128i shift = _mm_cvtsi32_si128(int32_t(24 - (index % 2 * 2 + i) * 8));
-      group.scales[i] = scale * _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(scales[index / 2], shift), 24));
+      const Words bytes = _mm512_slli_epi32(scales[first / 2 + I / 2], 24 - (I % 2 * 2 + i) * 8);
+      group.scales[i] = scale * _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
       group.offsets[i] = group.scales[i] * -32.f;
     });
   }
 };
+
+// Call for some of the next tile's bytes.
+BLINK_INLINE void prefetch(const uint8_t* next, uint32_t bytes) {
+  for (uint32_t line = 0; line < bytes; line += 64) __builtin_prefetch(next + line);
+}
+
+// Call work(number, group) for the groups of one block after the other.
+template <class Format, class Work>
+BLINK_INLINE void for_groups(Rows rows, uint32_t columns, const Work& work) {
+  const uint8_t* next = rows.first + kTileRows * rows.stride;
+  for (uint32_t at = 0; at < columns / kGroup; rows = rows.at(Format::kBytes)) {
+    Block<Format> block(rows);
+    for (uint32_t first = 0; first < Format::kValues / kGroup; first += Block<Format>::kShared) {
+      constexpr uint32_t kShare = kTileRows * Format::kBytes / (Format::kValues / kGroup / Block<Format>::kShared);
+      prefetch(next, kShare);
+      next += kShare;
+      block.load(rows, first);
+      unroll<Block<Format>::kShared>([&](auto i) __attribute__((always_inline)) {
+        Group group;
+        block.template read<i>(rows, first, group);
+        work(at++, group);
+      });
+    }
+  }
+}
 
 // Call work(16 rows, where their products go, how many of them are wanted) for all rows of a weight.
 template <class Format, class Work>
@@ -210,11 +251,6 @@ void multiply_tiles(const Matmul& p, const Multiply& multiply) {
   for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
     for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply.template operator()<kRows>(rows, row, out, count);
   });
-}
-
-// Call for the next tile's bytes, as many as a block of each row has.
-BLINK_INLINE void prefetch_block(const uint8_t* next, uint32_t block_bytes) {
-  for (uint32_t line = 0; line < kTileRows * block_bytes; line += 64) __builtin_prefetch(next + line);
 }
 
 // Write the sums of those rows of the weight that are wanted.

@@ -9,6 +9,8 @@
 namespace blink {
 namespace {
 
+constexpr uint32_t kMostRows = 8;  // of x, whose sums stay in registers
+
 BLINK_INLINE Words spread_word(const int8_t* bytes) {
   int32_t word;
   std::memcpy(&word, bytes, sizeof word);
@@ -43,42 +45,67 @@ BLINK_INLINE __m512 add_group(__m512 total, const Group& group, const int8_t* x,
   return _mm512_fmadd_ps(group.offsets[1], _mm512_set1_ps(x_sums[1]), total);
 }
 
-// Products of 16 rows of the weight, of which `count` are wanted, with kRows rows of x from `row` on; rows that x lacks
-// are computed as its last one and dropped.
-template <class Format, uint32_t kRows>
-BLINK_INLINE void multiply_tile(const Int16Matmul& p, Rows rows, uint32_t row, float* out, uint32_t count) {
-  constexpr uint32_t kGroups = Format::kValues / kGroup;
+// kRows rows of x from `row` on, and their sums with 16 rows of the weight; rows that x lacks are its last one,
+// dropped.
+template <uint32_t kRows>
+struct Sums {
+  const Int16Matmul& p;
+  uint32_t row;
   const int8_t* x[kRows];
   const float *scales[kRows], *sums[kRows];
-  unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-    const uint64_t own = row + i < p.x_rows ? row + i : p.x_rows - 1;
-    x[i] = p.x.quants + 2 * own * p.columns;
-    scales[i] = p.x.scales + own * (p.columns / kGroup);
-    sums[i] = p.x.sums + own * (p.columns / kGroup * 2);
-  });
   __m512 totals[kRows] = {};
-  const uint8_t* next = rows.first + kTileRows * rows.stride;
-  for (uint32_t at = 0; at < p.columns / kGroup; rows = rows.at(Format::kBytes)) {
-    prefetch_block(next, Format::kBytes);
-    next += kTileRows * Format::kBytes;
-    const Block<Format> block(rows);
-    for (uint32_t index = 0; index < kGroups; ++index, ++at) {
-      Group group;
-      block.read(rows, index, group);
-      unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-        totals[i] = add_group<Block<Format>::kHalves>(totals[i], group, x[i] + 2 * at * kGroup, scales[i][at],
-                                                      sums[i] + 2 * at);
-      });
-    }
+
+  BLINK_INLINE Sums(const Int16Matmul& p, uint32_t row) : p(p), row(row) {
+    unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+      const uint64_t own = row + i < p.x_rows ? row + i : p.x_rows - 1;
+      x[i] = p.x.quants + 2 * own * p.columns;
+      scales[i] = p.x.scales + own * (p.columns / kGroup);
+      sums[i] = p.x.sums + own * (p.columns / kGroup * 2);
+    });
   }
-  unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-    if (row + i < p.x_rows) write_sums(out + (row + i) * p.out_stride, count, totals[i]);
+  template <bool kHalves>
+  BLINK_INLINE void add(uint32_t at, const Group& group) {
+    unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+      totals[i] = add_group<kHalves>(totals[i], group, x[i] + 2 * at * kGroup, scales[i][at], sums[i] + 2 * at);
+    });
+  }
+  // Write the products, of which `count` of each row are wanted.
+  BLINK_INLINE void write(float* out, uint32_t count) const {
+    unroll<kRows>([&](auto i) __attribute__((always_inline)) {
+      if (row + i < p.x_rows) write_sums(out + (row + i) * p.out_stride, count, totals[i]);
+    });
+  }
+};
+
+// Products of 16 rows of the weight with few rows of x, whose sums stay in registers.
+template <class Format, uint32_t kRows>
+BLINK_INLINE void multiply_tile(const Int16Matmul& p, Rows rows, uint32_t row, float* out, uint32_t count) {
+  Sums<kRows> sums(p, row);
+  for_groups<Format>(rows, p.columns, [&](uint32_t at, const Group& group) __attribute__((always_inline)) {
+    sums.template add<Block<Format>::kHalves>(at, group);
+  });
+  sums.write(out, count);
+}
+
+// The same with any number of rows: the groups are made once.
+template <class Format>
+void multiply_many(const Int16Matmul& p) {
+  thread_local std::vector<Group> groups;
+  groups.resize(p.columns / kGroup);
+  for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
+    for_groups<Format>(rows, p.columns, [&](uint32_t at, const Group& group) { groups[at] = group; });
+    for (uint32_t row = 0; row < p.x_rows; row += kMostRows) {
+      Sums<kMostRows> sums(p, row);
+      for (uint32_t at = 0; at < groups.size(); ++at) sums.template add<Block<Format>::kHalves>(at, groups[at]);
+      sums.write(out, count);
+    }
   });
 }
 
 void multiply_vnni(const Int16Matmul& p) {
   with_format(p.weight.format, [&]<class Format>(Format) {
-    multiply_tiles<Format, 8>(p, [&]<uint32_t kRows>(Rows rows, uint32_t row, float* out, uint32_t count) {
+    if (p.x_rows > kMostRows) return multiply_many<Format>(p);
+    multiply_tiles<Format, kMostRows>(p, [&]<uint32_t kRows>(Rows rows, uint32_t row, float* out, uint32_t count) {
       multiply_tile<Format, kRows>(p, rows, row, out, count);
     });
   });
