@@ -81,24 +81,31 @@ class ReaderNorms(Stream):
         return self
 
 
+def embed(step: Step) -> tuple[Tensor, gemm.NormInput]:
+    """Return the residual of a batch's tokens, their embeddings, and the norm of it."""
+    model, plan = step.model, step.plan
+    return gemm.embed(
+        step.batch.input_ids[: step.bucket.tokens],
+        plain(model.embedding),
+        plain(model.layers[0].attention_norm),
+        hi_lo=plan.layers[0].qkv.reads,
+        tokens=plan.padded,
+    )
+
+
 class WriterNorms(Stream):
     """Who writes the residual prepares the norm of it for its reader."""
 
-    def __init__(self, step: Step) -> None:
-        """Begin with the embeddings of a batch's tokens."""
-        model, plan = step.model, step.plan
-        self._step, self._eps = step, model.spec.rms_norm_eps
-        self.residual, self._normed = gemm.embed(
-            step.batch.input_ids[: step.bucket.tokens],
-            plain(model.embedding),
-            plain(model.layers[0].attention_norm),
-            hi_lo=plan.layers[0].qkv.reads,
-            tokens=plan.padded,
-        )
+    ordered = False  # whether GEMMs add in one order for all steps
+
+    def __init__(self, step: Step, begun: tuple[Tensor, gemm.NormInput] | None = None) -> None:
+        """Begin with the embeddings of a batch's tokens; begun: or with a residual and the norm of it."""
+        self._step, self._eps = step, step.model.spec.rms_norm_eps
+        self.residual, self._normed = begun or embed(step)
 
     def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
-        return gemm.normed_linear(self._normed, self._eps, weight, bias)
+        return gemm.normed_linear(self._normed, self._eps, weight, bias, ordered=self.ordered)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:  # noqa: ARG002
         """Add x times a weight to the residual."""
@@ -110,12 +117,14 @@ class WriterNorms(Stream):
             bias,
             hi_lo=then.next_reads,
             tokens=self._step.plan.padded,
+            ordered=self.ordered,
         )
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a gated MLP of the norm of the residual."""
         assert plan.down is not None
-        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=plan.down.reads)
+        reads = plan.down.reads
+        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=reads, ordered=self.ordered)
         self.add(gated, mlp.down, None, plan.down, then)
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
@@ -158,7 +167,7 @@ class WriterNorms(Stream):
             rms_norm(last, plain(step.model.norm), self._eps), weight, None
         )
 
-    def pause(self) -> Stream:
+    def pause(self) -> Stream | None:
         """Keep the residual and its norm."""
         return self
 

@@ -138,8 +138,7 @@ class Runner:
 
     def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
         step = self._make_step(batch, kv_cache, replace(size, decoding=False), whole=False)
-        load_snapshots(step, self._code.copy_states)
-        stream = NormKernels(step, self._embed(batch, size.tokens))
+        stream = self._begin(step)
         self._prepare(step, self._all_layers)(stream)
         return stream.read(self.model.norm)
 
@@ -168,7 +167,7 @@ class Runner:
 
     def _resume(self, step: Step, residual: Tensor, *, is_first: bool) -> Stream:
         if step.plan.norms is not NormStyle.KERNEL:
-            return self._begin(step)
+            return self._begin(step) if is_first else self._code.resume(step)
         if is_first:
             load_snapshots(step, self._code.copy_states)
             self._embed(step.batch, step.bucket.tokens, residual)

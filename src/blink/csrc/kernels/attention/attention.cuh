@@ -13,6 +13,8 @@
 
 namespace blink {
 
+constexpr int kStoredHeads = 4;  // of a block of store_heads()
+
 // The block of the cache that holds a tile of this warp.
 template <class S>
 __device__ inline int load_block(const Place<S>& at, int turn) {
@@ -167,11 +169,12 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
 
 // Write keys and values to the cache, for attend() with kStored. A warp has one head of a token.
 template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, bool kNorm, bool kFp8>
-__global__ void __launch_bounds__(32 * kKvHeads) store_heads(const __grid_constant__ AttentionArgs args) {
+__global__ void __launch_bounds__(32 * kStoredHeads) store_heads(const __grid_constant__ AttentionArgs args) {
   using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, 1, 1, 2, kNorm, kFp8>;
   launch_dependents();
   wait_for_prerequisites();
-  store_head<S>(args, blockIdx.y, threadIdx.x / 32, threadIdx.x % 32);
+  const int head = blockIdx.x * kStoredHeads + threadIdx.x / 32;
+  if (head < kKvHeads) store_head<S>(args, blockIdx.y, head, threadIdx.x % 32);
 }
 
 }  // namespace blink
