@@ -82,7 +82,3 @@ class CpuCode:
     def begin(self, step: Step) -> Stream:
         """There is no other style."""
         raise AssertionError(step.plan.norms)
-
-    def resume(self, step: Step) -> Stream:
-        """There is no other style."""
-        raise AssertionError(step.plan.norms)

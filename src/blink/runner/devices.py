@@ -71,10 +71,6 @@ class DeviceCode(Protocol):
         """Begin a step whose norms are no kernels."""
         ...
 
-    def resume(self, step: Step) -> Stream:
-        """Go on with such a step, of which Stream.pause() returned nothing."""
-        ...
-
 
 def code_of(device: torch.device, *, deterministic: bool = False) -> DeviceCode:
     """Return what runs the plans of a device; deterministic: by kernels that give a token the same bits in any step."""

@@ -24,7 +24,7 @@ from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
 from blink.runner.deterministic_device import ORDERED_ATTENTION, DeterministicDevice
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
-from blink.runner.gpu_ordered import KeptSteps, OrderedNorms
+from blink.runner.gpu_ordered import OrderedNorms
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
 from blink.runner.gpu_updates import UpdatedWriterNorms
@@ -86,7 +86,6 @@ class GpuCode:
         experts = MixtureKernels(mixtures, choose_experts, choose_of_rows, add_shared)
         self.kernels = Kernels.of(self.device, experts, latent.KERNELS)
         self.attentions = {DECODE_ATTENTION: _prepare_decoding, ORDERED_ATTENTION: _prepare_ordered}
-        self._kept = KeptSteps()
         self.recurrences = RECURRENCES
         self.copy_states, self.join_inputs = snapshots.copy_states, join_inputs
         self.find_guesses = GpuGuesses
@@ -103,9 +102,5 @@ class GpuCode:
         if step.plan.norms is NormStyle.READER:
             return ReaderNorms(step)
         if step.plan.norms is NormStyle.ORDERED:
-            return OrderedNorms.begin(step, self._kept)
+            return OrderedNorms(step)
         return WriterNorms(step) if step.updates is None else UpdatedWriterNorms(step, step.updates)
-
-    def resume(self, step: Step) -> Stream:
-        """Go on with a step whose residual and norm were kept."""
-        return OrderedNorms.resume(step, self._kept)

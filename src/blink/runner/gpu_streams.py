@@ -81,27 +81,22 @@ class ReaderNorms(Stream):
         return self
 
 
-def embed(step: Step) -> tuple[Tensor, gemm.NormInput]:
-    """Return the residual of a batch's tokens, their embeddings, and the norm of it."""
-    model, plan = step.model, step.plan
-    return gemm.embed(
-        step.batch.input_ids[: step.bucket.tokens],
-        plain(model.embedding),
-        plain(model.layers[0].attention_norm),
-        hi_lo=plan.layers[0].qkv.reads,
-        tokens=plan.padded,
-    )
-
-
 class WriterNorms(Stream):
     """Who writes the residual prepares the norm of it for its reader."""
 
     ordered = False  # whether GEMMs add in one order for all steps
 
-    def __init__(self, step: Step, begun: tuple[Tensor, gemm.NormInput] | None = None) -> None:
-        """Begin with the embeddings of a batch's tokens; begun: or with a residual and the norm of it."""
-        self._step, self._eps = step, step.model.spec.rms_norm_eps
-        self.residual, self._normed = begun or embed(step)
+    def __init__(self, step: Step) -> None:
+        """Begin with the embeddings of a batch's tokens."""
+        model, plan = step.model, step.plan
+        self._step, self._eps = step, model.spec.rms_norm_eps
+        self.residual, self._normed = gemm.embed(
+            step.batch.input_ids[: step.bucket.tokens],
+            plain(model.embedding),
+            plain(model.layers[0].attention_norm),
+            hi_lo=plan.layers[0].qkv.reads,
+            tokens=plan.padded,
+        )
 
     def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
@@ -167,7 +162,7 @@ class WriterNorms(Stream):
             rms_norm(last, plain(step.model.norm), self._eps), weight, None
         )
 
-    def pause(self) -> Stream | None:
+    def pause(self) -> Stream:
         """Keep the residual and its norm."""
         return self
 

@@ -167,7 +167,7 @@ class Runner:
 
     def _resume(self, step: Step, residual: Tensor, *, is_first: bool) -> Stream:
         if step.plan.norms is not NormStyle.KERNEL:
-            return self._begin(step) if is_first else self._code.resume(step)
+            return self._begin(step)
         if is_first:
             load_snapshots(step, self._code.copy_states)
             self._embed(step.batch, step.bucket.tokens, residual)
