@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from blink import LLM, SamplingParams
+from blink.runner.step import Step
 from free_drafts import load_without_costs
 from tiny_model import write_tiny_model
 
+OrderedNorms = pytest.importorskip("blink.runner.gpu_ordered").OrderedNorms
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZES: dict[str, Any] = {
@@ -49,9 +51,21 @@ LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200, 240, 254, 255, 256, 
 Answer = tuple[list[int], list[dict[int, float]]]
 
 
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blink.engine.determinism.HAS_RUN_ON_GPU", True)
+@pytest.fixture(scope="module", autouse=True, params=["chunks", "ordered"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Allow the flag, by the kernels of decoding or by those before them; return which, and whether steps begin so."""
+    found, begin = [str(request.param)], OrderedNorms.__init__
+
+    def note(self: Any, step: Step) -> None:
+        found.append("begun")
+        begin(self, step)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("blink.engine.determinism.HAS_RUN_ON_GPU", True)
+    patch.setattr("blink.kernels.gpu.gemm.in_tiles.HAS_RUN_ON_GPU", request.param == "ordered")
+    patch.setattr(OrderedNorms, "__init__", note)
+    yield found
+    patch.undo()
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +107,12 @@ def answer_alone(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> 
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[dict[str, list[Answer]]]:
+def alone(folder: Path, kernels: list[str]) -> Iterator[dict[str, list[Answer]]]:
     """Return the answers to prompts that are computed whole, and alone; by the parameters."""
-    patch = pytest.MonkeyPatch()
-    patch.setattr("blink.engine.determinism.HAS_RUN_ON_GPU", True)
     with load(folder, 1024) as llm:
         found = {name: answer_alone(llm, make_prompts(), params) for name, params in PARAMS.items()}
         assert vars(llm)["_client"].fingerprint.startswith("cuda-")
-    patch.undo()
+    assert ("begun" in kernels) is (kernels[0] == "ordered")
     assert len({tuple(tokens) for tokens, _ in found["sampled"]}) > len(LENGTHS) // 2  # prompts matter
     yield found
 
