@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of any size on a GPU by the kernels of decoding, in which a token has the same bits in any step: five kernels
-a layer, six with prompts. Who writes the residual prepares the norm of it, in parts that are added in one order."""
+"""Steps of any size on a GPU by the kernels of decoding, in one order: a token has the same bits in any step.
+
+A layer takes five kernels, with prompts six. Who writes the residual prepares the norm of it.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 // The epilogue of a GEMM: blocks of a cluster exchange their sums, each for some of the outputs. They add a bias or the
 // residual, or apply the gate. With the residual come the inputs of the next norm.
 //
-// Where an order of additions is to be the same in several kernels, operations are written as the GPU has them, so that
-// the compiler does not choose which of them it fuses.
+// Several kernels are to round alike (gemm_in_tiles). So the compiler does not choose which operations it fuses: the
+// code says so.
 #pragma once
 
 #include "kernels/args.h"

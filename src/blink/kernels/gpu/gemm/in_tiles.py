@@ -7,14 +7,15 @@ each adds it, is one for all sizes of step: that of the tile config measured for
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from blink.formats.layouts import Matrix
 from blink.formats.schemes import FP8_ROW, UNIT_BYTES, FormatId
 from blink.kernels.gpu.device import has_warpgroups
 from blink.kernels.gpu.gemm import decode_hi_lo
-from blink.kernels.gpu.gemm.decode_hi_lo import HiLoGemmConfig
 from blink.kernels.gpu.gemm.gemm_kernel import GemmKernel
 from blink.kernels.gpu.gemm.pipeline_config import Shape
-from blink.kernels.gpu.gemm.tile_configs import GemmConfig, Output, choose_gemm_config, refill_gemm
+from blink.kernels.gpu.gemm.tile_configs import Output, choose_gemm_config, refill_gemm
 from blink.plan.site import first_reason
 
 HAS_RUN_ON_GPU = False  # until tests/gpu/test_ordered_kernels.py and test_deterministic_gpu.py have passed there
@@ -45,36 +46,40 @@ def refuses(matrix: Matrix, output: Output) -> str | None:
     )
     if reason:
         return reason
-    fit = all(_find_config(matrix, output, tile) for tile in _list_tiles(packed=matrix.is_packed))
+    fit = all(_find_split(matrix, output, tile) for tile in _list_tiles(packed=matrix.is_packed))
     return None if fit else f"a matrix of {matrix.n} x {matrix.k}"
 
 
 def describe(matrix: Matrix, output: Output, tokens: int) -> str:
     """Return the tiles in words; tokens: rows, rounded up."""
     tile = _find_tile(matrix, tokens)
-    config = _find_config(matrix, output, tile)
-    assert config is not None
-    k = config.boxes * UNIT_BYTES if isinstance(config, HiLoGemmConfig) else config.stage_k
-    return f"{config.tile} x {tile} x {k}, cluster of {config.cluster}, {config.stages} stages"
+    found = _find_split(matrix, output, tile)
+    assert found is not None
+    return f"{found.rows} x {tile} x {found.stage_k}, cluster of {found.cluster}, {found.stages} stages"
 
 
 def choose_kernel(output: Output, matrix: Matrix, tokens: int, *, norm: bool, writes: FormatId | None) -> GemmKernel:
     """Return the kernel of a GEMM of so many rows, rounded up; writes: the order of hi/lo FP8 that it writes."""
     tile = _find_tile(matrix, tokens)
-    config = _find_config(matrix, output, tile)
-    assert config is not None
-    instruction = INSTRUCTION or tile
-    if isinstance(config, HiLoGemmConfig):
-        shape = Shape.of(matrix, output, tile)
-        sizes = (instruction, "false", tile, config.groups, config.cluster, config.boxes, config.stages)
-        kind, threads, stages = "gemm_hi_lo_in_tiles", config.threads, config.total_stages(shape)
-        shared_bytes = config.shared_bytes(shape)
-    else:
-        sizes = (instruction, tile, config.groups, config.cluster, config.stage_k, config.stages)
-        kind, threads, stages = "gemm_in_tiles", config.threads, -(-matrix.k // config.stage_k)
-        shared_bytes = config.shared_bytes(output, tile)
-    name = decode_hi_lo.name_kernel(kind, sizes, output, norm=norm, writes=writes)
-    return GemmKernel(name, config.tile, tile, config.cluster, threads, stages, shared_bytes)
+    found = _find_split(matrix, output, tile)
+    assert found is not None
+    sizes = (INSTRUCTION or tile, *found.sizes)
+    name = decode_hi_lo.name_kernel(found.kind, sizes, output, norm=norm, writes=writes)
+    total = -(-matrix.k // found.stage_k)
+    return GemmKernel(name, found.rows, tile, found.cluster, found.threads, total, found.shared_bytes)
+
+
+class _Split(NamedTuple):
+    """A tile config for so many tokens, which adds as that of all others."""
+
+    kind: str
+    sizes: tuple[object, ...]  # in the kernel's name, behind INSTRUCTION
+    rows: int  # of the weight, of a block
+    cluster: int
+    stage_k: int
+    stages: int  # in shared memory
+    threads: int
+    shared_bytes: int
 
 
 def _list_tiles(*, packed: bool) -> tuple[int, ...]:
@@ -85,11 +90,27 @@ def _find_tile(matrix: Matrix, tokens: int) -> int:
     return max(tile for tile in _list_tiles(packed=matrix.is_packed) if tokens % tile == 0)
 
 
-def _find_config(matrix: Matrix, output: Output, tile: int) -> GemmConfig | HiLoGemmConfig | None:
-    """Return the tile config of so many tokens, which adds as that of all others; None: there is none."""
-    if not matrix.is_packed:
-        config = choose_gemm_config(output, _CONFIG_ROWS, matrix.n, matrix.k)
-        return refill_gemm(config, output, _CONFIG_ROWS, tile)
-    few = Shape.of(matrix, output, _CONFIG_ROWS)
+def _find_split(matrix: Matrix, output: Output, tile: int) -> _Split | None:
+    return _split_packed(matrix, output, tile) if matrix.is_packed else _split_plain(matrix, output, tile)
+
+
+def _split_plain(matrix: Matrix, output: Output, tile: int) -> _Split | None:
+    few = choose_gemm_config(output, _CONFIG_ROWS, matrix.n, matrix.k)
+    found = refill_gemm(few, output, _CONFIG_ROWS, tile)
+    if found is None:
+        return None
+    sizes = (tile, found.groups, found.cluster, found.stage_k, found.stages)
+    rest = found.tile, found.cluster, found.stage_k, found.stages, found.threads, found.shared_bytes(output, tile)
+    return _Split("gemm_in_tiles", sizes, *rest)
+
+
+def _split_packed(matrix: Matrix, output: Output, tile: int) -> _Split | None:
+    few, shape = (Shape.of(matrix, output, tokens) for tokens in (_CONFIG_ROWS, tile))
     config = decode_hi_lo.choose_config(few)
-    return None if config is None else decode_hi_lo.refill(config, few, Shape.of(matrix, output, tile))
+    found = None if config is None else decode_hi_lo.refill(config, few, shape)
+    if found is None:
+        return None
+    sizes = ("false", tile, found.groups, found.cluster, found.boxes, found.stages)  # without scales of groups
+    stage_k = found.boxes * UNIT_BYTES
+    rest = found.tile, found.cluster, stage_k, found.stages, found.threads, found.shared_bytes(shape)
+    return _Split("gemm_hi_lo_in_tiles", sizes, *rest)
