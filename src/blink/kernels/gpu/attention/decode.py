@@ -112,14 +112,13 @@ def decode_attention(
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
-    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; cache: of
-    qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions, rotary_dim]; hi_lo: return hi/lo FP8 of it for
-    such weights, see gemm.py. Rows without context give zeros. Rows of one slot stand together, in the order of their
-    positions, if the batch has siblings. No kernel of the same step may write the batch or the cache's older tokens:
-    they are read before the wait.
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; cache: of qkv's type, or
+    FP8 with kv_scales; rotary_table: float32 [positions, rotary_dim]; hi_lo: return hi/lo FP8 of it for such weights.
+    Rows without context give zeros. Rows of one slot stand together, in the order of their positions, if the batch has
+    siblings. No kernel of the same step may write the batch or the cache's older tokens: they are read before the wait.
 
-    ordered: a row's bits do not depend on how many there are; stored: all keys are written before a row is computed,
-    by one kernel more. Rows may then be of any number for each slot, and kernels of the step may write the batch.
+    ordered: a row's bits do not depend on the others; stored: another kernel writes all keys before a row is computed.
+    Any number of rows may then be of a slot, and kernels of the step may write the batch.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
@@ -132,22 +131,16 @@ def decode_attention(
     group = num_heads // kv_heads
     config = choose_attention_config((_ORDERED_ROWS if ordered else rows) * kv_heads, group)
     config = config.halve_tiles() if is_fp8 else config
-    sizes = ", ".join(map(str, (group, head_dim, rotary_dim, kv_heads, block_size)))
-    flags = f"{_name(head_norm is not None)}, {_name(is_fp8)}"
+    sizes, flags = (group, head_dim, rotary_dim, kv_heads, block_size), (head_norm is not None, is_fp8)
     out = new_rows(qkv, rows, num_heads * head_dim, hi_lo=hi_lo is not None)
     arguments = _make_arguments(qkv, cache, batch, rotary_table, (head_norm, kv_scales), out)
     if stored:
-        launch(
-            compile_kernel(f"blink::store_heads<{sizes}, {flags}>"),
-            (-(-kv_heads // _STORED_HEADS), rows),
-            32 * _STORED_HEADS,
-            arguments,
-        )
-    split = f"{config.cluster}, {config.warps}, {config.stages}"
-    has_siblings = batch.has_siblings and not stored
-    name = f"blink::attend<{sizes}, {split}, {flags}, {_name(has_siblings)}, {name_order(hi_lo)}"
+        store = compile_kernel(f"blink::store_heads<{_list_names(*sizes, *flags)}>")
+        launch(store, (-(-kv_heads // _STORED_HEADS), rows), 32 * _STORED_HEADS, arguments)
+    split = (config.cluster, config.warps, config.stages)
+    names = _list_names(*sizes, *split, *flags, batch.has_siblings and not stored)
     launch(
-        compile_kernel(f"{name}, true>" if stored else f"{name}>"),
+        compile_kernel(f"blink::attend<{names}, {name_order(hi_lo)}" + (", true>" if stored else ">")),
         (kv_heads * config.cluster, rows),
         32 * config.warps,
         arguments,
@@ -157,8 +150,9 @@ def decode_attention(
     return out
 
 
-def _name(flag: bool) -> str:
-    return str(flag).lower()
+def _list_names(*values: int) -> str:
+    """Return numbers and flags as arguments of a template."""
+    return ", ".join(map(str, values)).replace("True", "true").replace("False", "false")
 
 
 def _make_arguments(

@@ -241,21 +241,15 @@ def _launch(
 
     writes: for which weights what it writes are hi/lo FP8; tokens: rows padded, where nothing else says.
     """
-    (rows, k), n = x.shape[-2:], out.shape[-1]
+    (rows, k), n, norm, matrix = x.shape[-2:], out.shape[-1], square_sums is not None, matrix_of(weight)
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
-    matrix, norm = matrix_of(weight), square_sums is not None
-    padded = in_tiles.pad(rows, packed=matrix.is_packed) if ordered else None
-    tokens = square_sums.shape[1] if square_sums is not None else tokens or padded or bucket_rows(rows)
-    assert x.is_contiguous() and out.is_contiguous() and rows <= tokens
-    if ordered:
-        assert decode_hi_lo.are_hi_lo(x) == matrix.is_packed
-        kernel = in_tiles.choose_kernel(output, matrix, tokens, norm=norm, writes=writes)
-    else:
-        kernel = _choose(output, x, matrix, tokens, norm=norm, writes=writes)
+    tokens = square_sums.shape[1] if square_sums is not None else tokens or _pad(rows, matrix, ordered=ordered)
+    values, scales, groups = parts_of(weight)
+    assert x.is_contiguous() and out.is_contiguous() and values.is_contiguous() and rows <= tokens
+    kernel = _choose(output, x, matrix, tokens, norm=norm, writes=writes, ordered=ordered)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     parts = -(-n // outputs) * kernel.cluster
     next_square_sums = new_square_sums(out, parts if output is Output.ADD else 1, tokens)
-    values, scales, groups = parts_of(weight)
     written = args(
         "OutputArgs",
         bias=bias,
@@ -272,17 +266,23 @@ def _launch(
         rows=rows,
         num_square_sums=0 if square_sums is None else square_sums.shape[0],
     )
-    rows_of_x = encode_hi_lo(x, kernel.tokens) if decode_hi_lo.are_hi_lo(x) else encode_matrix(x, kernel.tokens)
+    encode = encode_hi_lo if decode_hi_lo.are_hi_lo(x) else encode_matrix
     of_weight = encode_bytes(values, outputs) if matrix.is_packed else encode_matrix(values, outputs)
-    assert values.is_contiguous()
-    blocks = parts * (tokens // kernel.tokens)
-    kernel.launch(blocks, (of_weight, rows_of_x), written, num_groups=-(-k // GROUP), groups=groups)
+    operands = of_weight, encode(x, kernel.tokens)
+    kernel.launch(parts * tokens // kernel.tokens, operands, written, num_groups=-(-k // GROUP), groups=groups)
     return next_square_sums
 
 
+def _pad(rows: int, matrix: Matrix, *, ordered: bool) -> int:
+    return in_tiles.pad(rows, packed=matrix.is_packed) if ordered else bucket_rows(rows)
+
+
 def _choose(
-    output: Output, x: Tensor, matrix: Matrix, tokens: int, *, norm: bool, writes: FormatId | None
+    output: Output, x: Tensor, matrix: Matrix, tokens: int, *, norm: bool, writes: FormatId | None, ordered: bool
 ) -> GemmKernel:
+    if ordered:
+        assert decode_hi_lo.are_hi_lo(x) == matrix.is_packed
+        return in_tiles.choose_kernel(output, matrix, tokens, norm=norm, writes=writes)
     assert refuses(matrix, tokens) is None and decode_hi_lo.are_hi_lo(x) == (order_for(matrix, tokens) is not None)
     if matrix.is_packed:
         assert tokens == bucket_rows(tokens)
