@@ -77,24 +77,27 @@ __device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, Hi
   }
 }
 
+// Multiply with all tokens over 32 k, by one instruction or by several.
+template <class S, bool kAdd>
+__device__ inline void multiply_columns(float (&parts)[S::columns / 2], unsigned long long weights,
+                                        unsigned long long tokens) {
+#pragma unroll
+  for (int first = 0; first < S::columns; first += S::instruction_columns)
+    multiply_hi_lo<kAdd>(sums_from<S::instruction_columns / 2>(parts, first / 2), weights,
+                         tokens + first * kBoxRow / 8);
+}
+
 // Start a stage's GEMMs: of each 8 tokens a quadruple of sums, first the hi halves, then the lo.
 template <class S>
 __device__ inline void start_stage(int turn, HiLoGemmShared<S>& shared, float (&parts)[S::columns / 2]) {
   const auto [weights, tokens] = await_stage<S>(turn, shared);
   fence_wgmma();
+  multiply_columns<S, false>(parts, weights, tokens);
 #pragma unroll
-  for (int step = 0; step < 4 * S::weight_boxes; step++) {
+  for (int step = 1; step < 4 * S::weight_boxes; step++) {
     const int box = step / 4, in_box = step % 4 * 2;  // tiles' addresses count 16 bytes
-#pragma unroll
-    for (int first = 0; first < S::columns; first += S::instruction_columns) {
-      auto& some = sums_from<S::instruction_columns / 2>(parts, first / 2);
-      const auto from = weights + box * S::weight_tile / 8 + in_box;
-      const auto with = tokens + (box * S::token_tile + first * kBoxRow) / 8 + in_box;
-      if (step == 0)
-        multiply_hi_lo<false>(some, from, with);
-      else
-        multiply_hi_lo<true>(some, from, with);
-    }
+    multiply_columns<S, true>(parts, weights + box * S::weight_tile / 8 + in_box,
+                              tokens + box * S::token_tile / 8 + in_box);
   }
   commit_wgmma();
 }
