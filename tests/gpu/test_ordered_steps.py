@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ if not torch.cuda.is_available():
 from test_decode_kernels import error, make_decoder
 
 from blink.kernels.gpu.gemm import in_tiles
+from blink.kernels.gpu.launch import launch
 
 pytestmark = pytest.mark.skipif(not has_warpgroups(), reason="needs Hopper's warpgroup MMAs")
 
@@ -94,6 +97,32 @@ def test_every_token_has_the_same_hidden_state_in_any_step(decoder: Decoder) -> 
     first.num_computed = 70
     tokens = mixed._compose([(first, TEXT - 70)])
     same_bits(mixed.runner.compute_hidden(mixed.batch, mixed.kv_cache, tokens, 1), expected[70:])
+
+
+@pytest.mark.parametrize("decoding", [True, False])
+def test_a_replayed_step_gives_the_bits_of_one_that_waits_between_kernels(
+    decoder: Decoder, decoding: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = make_driver(decoder, [(1, 40), (1, 300), (1, 17)] if decoding else PROMPTS)
+    rows = driver._choose_rows(1024)
+    size = Bucket(driver._compose(rows), len(rows), decoding=decoding)
+    with monkeypatch.context() as patch:
+
+        def launch_alone(*args: Any, **options: Any) -> None:
+            launch(*args, **{**options, "pdl": False})
+            torch.cuda.synchronize()
+
+        for module in ("gemm.gemm_kernel", "gemm.decode", "attention.decode"):
+            patch.setattr(f"blink.kernels.gpu.{module}.launch", launch_alone)
+        expected = driver.runner.compute_logits(driver.batch, driver.kv_cache, size).clone()
+    driver.runner.compute_logits(driver.batch, driver.kv_cache, size)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = driver.runner.compute_logits(driver.batch, driver.kv_cache, size)
+    for _ in range(50):
+        found.zero_()
+        graph.replay()
+        same_bits(found, expected)
 
 
 def test_segments_with_another_step_between_them_give_the_bits_of_whole_steps(decoder: Decoder) -> None:
