@@ -192,7 +192,7 @@ class Text:
         return found[:count], places[:count].cuda()
 
 
-@pytest.fixture(params=[(32, 8, 128, False), (9, 3, 64, True), (8, 8, 128, True)], ids=["llama", "norm", "one-query"])
+@pytest.fixture(params=[(32, 8, 128, False), (12, 4, 64, True), (8, 8, 128, True)], ids=["llama", "norm", "one-query"])
 def text(request: pytest.FixtureRequest) -> Iterator[Text]:
     heads, kv_heads, head_dim, has_norm = request.param
     yield Text(heads, kv_heads, head_dim, has_norm=has_norm)
