@@ -377,6 +377,7 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
 
         patch.setattr("blink.kernels.gpu.gemm.gemv.launch", launch_alone)
         patch.setattr("blink.kernels.gpu.gemm.decode.launch", launch_alone)
+        patch.setattr("blink.kernels.gpu.gemm.gemm_kernel.launch", launch_alone)
         patch.setattr("blink.kernels.gpu.attention.decode.launch", launch_alone)
         chain.run()
     expected = chain.residual.clone()

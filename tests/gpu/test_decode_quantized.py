@@ -35,7 +35,7 @@ if not torch.cuda.is_available():
 from test_decode_kernels import inverse_rms_of
 
 from blink.kernels.gpu.gemm import decode as gemm
-from blink.kernels.gpu.gemm import gemv, gemv_quantized, quantized, tile_configs
+from blink.kernels.gpu.gemm import gemm_kernel, gemv, gemv_quantized, quantized, tile_configs
 from blink.kernels.gpu.launch import compile_kernel
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
@@ -321,7 +321,7 @@ def test_experts_of_a_model_are_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     mlp = found.layers[0].mlp
     assert isinstance(mlp, MoeWeights) and isinstance(mlp.down, Fp8Experts)
     names: list[str] = []
-    monkeypatch.setattr(gemm, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
+    monkeypatch.setattr(gemm_kernel, "compile_kernel", lambda name: (names.append(name), compile_kernel(name))[1])
     for rows in (1, 6, 33):
         names.clear()
         assert error(compute_decoded_logits(found, rows), compute_decoded_logits(exact, rows)) < 0.1

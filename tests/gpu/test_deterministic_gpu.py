@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from blink import LLM, SamplingParams
+from blink.runner.step import Step
 from free_drafts import load_without_costs
 from tiny_model import write_tiny_model
 
+OrderedNorms = pytest.importorskip("blink.runner.gpu_ordered").OrderedNorms
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SIZES: dict[str, Any] = {
@@ -47,6 +49,22 @@ FEW_TOKENS = dict.fromkeys((40, 41, 42, 43), 40.0)  # texts of few tokens repeat
 LENGTHS = (1, 2, 15, 16, 17, 31, 63, 64, 65, 100, 129, 200, 240, 254, 255, 256, 257, 300, 511, 700)
 
 Answer = tuple[list[int], list[dict[int, float]]]
+
+
+@pytest.fixture(scope="module", autouse=True, params=["chunks", "ordered"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Take the kernels of decoding, or those before them; return which, and whether steps begin so."""
+    found, begin = [str(request.param)], OrderedNorms.__init__
+
+    def note(self: Any, step: Step) -> None:
+        found.append("begun")
+        begin(self, step)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr("blink.kernels.gpu.gemm.in_tiles.HAS_RUN_ON_GPU", request.param == "ordered")
+    patch.setattr(OrderedNorms, "__init__", note)
+    yield found
+    patch.undo()
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +106,12 @@ def answer_alone(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> 
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> Iterator[dict[str, list[Answer]]]:
+def alone(folder: Path, kernels: list[str]) -> Iterator[dict[str, list[Answer]]]:
     """Return the answers to prompts that are computed whole, and alone; by the parameters."""
     with load(folder, 1024) as llm:
         found = {name: answer_alone(llm, make_prompts(), params) for name, params in PARAMS.items()}
         assert vars(llm)["_client"].fingerprint.startswith("cuda-")
+    assert ("begun" in kernels) is (kernels[0] == "ordered")
     assert len({tuple(tokens) for tokens, _ in found["sampled"]}) > len(LENGTHS) // 2  # prompts matter
     yield found
 

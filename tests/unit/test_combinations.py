@@ -23,6 +23,7 @@ NGRAMS = {"speculative_config": json.dumps({"method": "ngram"})}
 RDMA = {"rdma_listen": "0.0.0.0:7000"}
 INT16 = {"cpu_gemm": "int16"}
 BFLOAT16 = {"cpu_prompt_gemm": "bfloat16"}
+HUGE = {"max_num_batched_tokens": 65_536}
 BOTH = ("cpu", "cuda")
 REFUSED = [
     (ADAPTERS, RDMA, BOTH, "--enable-lora: frontends of other machines"),
@@ -32,12 +33,13 @@ REFUSED = [
     (RANKS, DETERMINISTIC, BOTH, "--deterministic works with one rank"),
     (RANKS, EAGLE, BOTH, "draft heads run on one rank: leave out --tensor-parallel-size 3"),
     (RANKS, MTP, BOTH, "draft heads run on one rank: leave out --tensor-parallel-size 3"),
+    (HUGE, DETERMINISTIC, ("cuda",), "--deterministic takes steps of up to 65535 tokens"),
     (INT16, DETERMINISTIC, ("cpu",), "--cpu-gemm int16 goes neither with"),
     (INT16, RANKS, ("cpu",), "--cpu-gemm int16 goes neither with"),
     (BFLOAT16, DETERMINISTIC, ("cpu",), "--cpu-prompt-gemm bfloat16 goes neither with"),
     (BFLOAT16, RANKS, ("cpu",), "--cpu-prompt-gemm bfloat16 goes neither with"),
 ]
-ALL = [ADAPTERS, RANKS, DETERMINISTIC, EAGLE, MTP, NGRAMS, RDMA, INT16, BFLOAT16]
+ALL = [ADAPTERS, RANKS, DETERMINISTIC, EAGLE, MTP, NGRAMS, RDMA, INT16, BFLOAT16, HUGE]
 
 
 def find_refusal(device: str, *features: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import sampling
 from blink.kernels.gpu.device import supposing
+from blink.kernels.gpu.gemm import in_tiles
 from blink.kernels.gpu.gemm import invariant as gemm
 from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.spec import ModelSpec
@@ -47,13 +48,20 @@ def spec_of(mlp: Any = None, **options: Any) -> ModelSpec:
     return make_spec("llama", make_attention(8, 2, 64, **options), mlp or DenseMlp(size=1024), num_layers=2)
 
 
-def test_all_sizes_of_step_have_the_same_kernels() -> None:
+@pytest.fixture(params=[False, True], ids=["chunks", "ordered"])
+def is_ordered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Tell by which kernels steps run: by those of decoding once a GPU has run them."""
+    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", request.param)
+    return request.param
+
+
+def test_all_sizes_of_step_have_the_same_kernels(is_ordered: bool) -> None:
     with supposing("h200"):
         sites = expected_sites(read_spec(LLAMA), 16)
         check_deterministic(sites, "cuda")
         plans = plan_model(DeterministicDevice(), sites, list_buckets(EngineConfig(max_num_batched_tokens=4096))).steps
     assert len(plans) > 40
-    assert {plan.norms for plan in plans.values()} == {NormStyle.KERNEL}
+    assert {plan.norms for plan in plans.values()} == {NormStyle.ORDERED if is_ordered else NormStyle.KERNEL}
     layers = [layer for plan in plans.values() for layer in plan.layers]
     for name in ("qkv", "attend", "output", "gate_up", "down"):
         assert len({getattr(layer, name).kernel for layer in layers}) == 1, name
@@ -136,9 +144,42 @@ def test_doctor_prints_the_plan_or_why_there_is_none(capsys: pytest.CaptureFixtu
     assert "leave --tensor-parallel-size out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("form", ["bf16", "fp8"])
-def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form: str) -> None:
-    """Nor on whether prompts are scored; and no GEMM is PyTorch's."""
+def test_doctor_prints_the_plan_of_one_order(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = ["doctor", str(LLAMA), "--plan", "--gpu", "h200", "--max-num-seqs", "4", "--deterministic"]
+    assert main(plan) == 0
+    assert "(kernels that have not run on a GPU yet)" in capsys.readouterr().out
+    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
+    assert main(plan) == 0
+    shown = capsys.readouterr().out
+    assert "decode attention of one order cluster of 4, 4 warps, 2 stages\n" in shown
+    assert "GEMM in tiles of one order 64 x 128 x 256, cluster of 2, 2 stages\n" in shown
+    assert "Triton" not in shown and "in chunks" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"spec": make_spec("llama", make_attention(8, 2, 96), DenseMlp(size=1024), num_layers=2)}, "heads of 96"),
+        ({"spec": make_spec("llama", make_attention(32, 2, 64), DenseMlp(size=1024), num_layers=2)}, "16 query heads"),
+        ({"spec": make_spec("llama", make_attention(8, 2, 64), DenseMlp(size=1020), num_layers=2)}, "512 x 1020"),
+    ],
+    ids=["heads", "group", "size"],
+)
+def test_models_that_decode_kernels_refuse_have_the_others_in_all_steps(
+    options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
+    with supposing("h200"):
+        sites = expected_sites(options["spec"], 16)
+        plans = plan_model(DeterministicDevice(), sites, list_buckets(EngineConfig(max_num_batched_tokens=1024))).steps
+    assert {plan.norms for plan in plans.values()} == {NormStyle.KERNEL}
+    assert {reason in plan.refused[0] for plan in plans.values()} == {True}, next(iter(plans.values())).refused
+
+
+def launch_all(form: str) -> set[str]:
+    """Return what steps of all kinds launch, but for what follows a step's size."""
     noted = list[str]()
     launched = set[str]()
     with pretended_gpu(noted.append):
@@ -159,13 +200,42 @@ def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form
             noted.clear()
             runner.forward(batch, cache, Bucket(tokens, rows, kind == "decoding"), scoring=kind == "scoring")
             launched |= {strip_tile(line) for line in noted}
-    names = {re.sub(r"[(<].*", "", line) for line in launched}
+    return launched
+
+
+SAMPLER = {"find_places", "list_allowed_tokens", "sample_rows"}
+
+
+def names_of(launched: set[str]) -> set[str]:
+    return {re.sub(r"[(<].*", "", line) for line in launched}
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8"])
+def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form: str) -> None:
+    """Nor on whether prompts are scored; and no GEMM is PyTorch's."""
+    launched = launch_all(form)
     per_token = {"rms_norm._norm", "rotary._rotate_and_store", "activation._activate"}
-    sampler = {"find_places", "list_allowed_tokens", "sample_rows"}
     invariant = {"gemm.invariant._multiply", "attention.invariant._attend_chunks", "attention.plan._plan"}
-    assert names == per_token | sampler | invariant
+    assert names_of(launched) == per_token | SAMPLER | invariant
     for name in ("attention.invariant", "activation", "rotary", "sample_rows", "gemm.invariant"):
         assert len([line for line in launched if line.startswith(name)]) == 1, name
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8"])
+def test_no_kernel_of_one_order_depends_on_the_size_of_a_step_but_for_its_tiles(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GEMM of a layer has one split of k; attention of stored tokens differs in when it waits alone."""
+    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
+    launched = launch_all(form)
+    gemm, split = ("gemm_hi_lo_in_tiles", {"gemm.hi_lo._split_row"}) if form == "fp8" else ("gemm_in_tiles", set[str]())
+    assert names_of(launched) == {"embed", gemm, "attend", "store_heads", "rms_norm._norm"} | split | SAMPLER
+    assert len([line for line in launched if line.startswith("embed")]) == 1
+    attention = {line.replace(", true>", ">") for line in launched if line.startswith("attend")}
+    assert len(attention) == 1
+    gemms = [line for line in launched if line.startswith(gemm)]
+    last = 1 if form == "fp8" else 0  # that of the last layer writes bfloat16, for the norm's kernel
+    assert len(gemms) == 5 - (form == "bf16") + last, gemms
 
 
 def strip_tile(line: str) -> str:
@@ -173,4 +243,5 @@ def strip_tile(line: str) -> str:
     line = re.sub(r"PDL=\w+, ", "", line)
     if line.startswith("gemm.invariant"):
         return re.sub(r"(BLOCK_[MN]|HAS_TWO|num_stages)=\w+(, )?", "", line)
-    return line
+    tokens_and_stages = r"(_in_tiles<16, (?:false, )?)\d+((?:, \d+){3}), \d+"
+    return re.sub(tokens_and_stages, r"\1T\2, S", line)

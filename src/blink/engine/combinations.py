@@ -47,6 +47,12 @@ def _serves_other_machines(config: EngineConfig) -> bool:
     return bool(config.rdma_listen)
 
 
+def _has_huge_steps(config: EngineConfig) -> bool:
+    return config.max_num_batched_tokens > _MOST_TOKENS
+
+
+_MOST_TOKENS = 65_535  # of a step in one order: the largest second dimension of a kernel's grid of blocks
+_HUGE_STEPS = f"--deterministic takes steps of up to {_MOST_TOKENS} tokens: lower --max-num-batched-tokens"
 _ACTIVATIONS = "--cpu-gemm int16 goes neither with --deterministic nor with --tensor-parallel-size"
 _PROMPTS = "--cpu-prompt-gemm bfloat16 goes neither with --deterministic nor with --tensor-parallel-size"
 
@@ -74,6 +80,7 @@ COMBINATIONS = (
         "--speculative-config: draft heads run on one rank: leave out --tensor-parallel-size "
         "{config.tensor_parallel_size}",
     ),
+    Combination(_has_huge_steps, is_deterministic, _HUGE_STEPS, device="cuda"),
     Combination(_rounds_activations, is_deterministic, _ACTIVATIONS, device="cpu"),
     Combination(_rounds_activations, _has_ranks, _ACTIVATIONS, device="cpu"),
     Combination(_rounds_prompts, is_deterministic, _PROMPTS, device="cpu"),

@@ -19,6 +19,12 @@ class NormStyle(Enum):
     READER = "each GEMV computes the norm of its input"
     WRITER = "the kernel that writes the residual prepares the norm of it"
     KERNEL = "norms are kernels of their own"
+    ORDERED = "the kernel that writes the residual prepares the norm of it, in one order for all steps"
+
+    @property
+    def has_all_steps(self) -> bool:
+        """Whether those are of the style that pause with prompts, or tell what the head reads of every token."""
+        return self in (NormStyle.KERNEL, NormStyle.ORDERED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ def make_attention(step: Step, layers: range, code: DeviceCode) -> Attend:
     recurrent = [index for index in layers if index in step.kv_cache.recurrent]
     latent = {index for index in layers if step.model.layers[index].latent is not None}
     others = {*layers}.difference(recurrent, latent)
-    kernels = {index: code.attentions.get(step.plan.layers[index].attend.kernel) for index in others}
+    names = {index: step.plan.layers[index].attend.kernel for index in others}
+    prepared = {name: prepare(step) for name, prepare in code.attentions.items() if name in names.values()}
+    kernels = {index: prepared.get(name) for index, name in names.items()}
     attend_paged = _prepare(step) if None in kernels.values() else None
     attend_latent = prepare_latents(step) if latent else None
     advance = _prepare_rule(step, code) if recurrent else None
@@ -44,7 +46,7 @@ def make_attention(step: Step, layers: range, code: DeviceCode) -> Attend:
             return attend_latent(qkv, index)
         kernel = kernels[index]
         if kernel is not None:
-            return kernel(step, qkv, index)
+            return kernel(qkv, index)
         assert attend_paged is not None
         return attend_paged(qkv, index)
 

@@ -35,8 +35,8 @@ class DeviceCode(Protocol):
         ...
 
     @property
-    def attentions(self) -> Mapping[str, Callable[[Step, Tensor, int], Tensor]]:
-        """Those that attend from QKV on, in one layer of a step."""
+    def attentions(self) -> Mapping[str, Callable[[Step], Callable[[Tensor, int], Tensor]]]:
+        """Those that attend from QKV on; each is prepared for a step, and then runs in the layer of an index."""
         ...
 
     @property

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from blink.kernels.gpu.attention.decode import decode_attention
+from blink.kernels.batch import Batch
+from blink.kernels.gpu.attention.decode import decode_attention, list_tokens
 from blink.kernels.gpu.guesses import GpuGuesses
 from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
@@ -19,8 +22,9 @@ from blink.models.layer_weights import MoeWeights
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
-from blink.runner.deterministic_device import DeterministicDevice
+from blink.runner.deterministic_device import ORDERED_ATTENTION, DeterministicDevice
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
+from blink.runner.gpu_ordered import OrderedNorms
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
 from blink.runner.gpu_updates import UpdatedWriterNorms
@@ -42,17 +46,33 @@ def _place_experts(
     )
 
 
-def _attend_decoding(step: Step, qkv: Tensor, index: int) -> Tensor:
+def _prepare_decoding(step: Step) -> Callable[[Tensor, int], Tensor]:
+    return functools.partial(_attend_rows, step, step.batch)
+
+
+def _prepare_ordered(step: Step) -> Callable[[Tensor, int], Tensor]:
+    """Attend in one order: each token of a step with prompts is a row of its own."""
+    if step.bucket.decoding:
+        return functools.partial(_attend_rows, step, step.batch, ordered=True)
+    tokens = list_tokens(step.batch, step.bucket.tokens, step.bucket.rows)
+    return functools.partial(_attend_rows, step, tokens, ordered=True, stored=True)
+
+
+def _attend_rows(
+    step: Step, rows: Batch, qkv: Tensor, index: int, *, ordered: bool = False, stored: bool = False
+) -> Tensor:
     model = step.model
     layer, table = model.layers[index], model.rotary_tables[model.table_of[index]]
     return decode_attention(
         qkv,
         step.kv_cache[index],
-        step.batch,
+        rows,
         table,
         layer.head_norm,
         kv_scales=layer.attention.kv_scales,
         hi_lo=step.plan.layers[index].output.reads,
+        ordered=ordered,
+        stored=stored,
     )
 
 
@@ -65,7 +85,7 @@ class GpuCode:
         mixtures = {PERMUTED: _place_experts, GATHERED: mix_experts}
         experts = MixtureKernels(mixtures, choose_experts, choose_of_rows, add_shared)
         self.kernels = Kernels.of(self.device, experts, latent.KERNELS)
-        self.attentions = {DECODE_ATTENTION: _attend_decoding}
+        self.attentions = {DECODE_ATTENTION: _prepare_decoding, ORDERED_ATTENTION: _prepare_ordered}
         self.recurrences = RECURRENCES
         self.copy_states, self.join_inputs = snapshots.copy_states, join_inputs
         self.find_guesses = GpuGuesses
@@ -81,4 +101,6 @@ class GpuCode:
         """Begin a step of few rows."""
         if step.plan.norms is NormStyle.READER:
             return ReaderNorms(step)
+        if step.plan.norms is NormStyle.ORDERED:
+            return OrderedNorms(step)
         return WriterNorms(step) if step.updates is None else UpdatedWriterNorms(step, step.updates)

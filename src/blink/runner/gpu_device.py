@@ -156,7 +156,7 @@ def _require(reason: str | None) -> None:
         raise Refused(reason)
 
 
-def _refuse_options(model: ModelSites, *known: str) -> None:
+def refuse_options(model: ModelSites, *known: str) -> None:
     """Refuse models that do more than the kernels of few rows know; known: options of MLPs that they do know."""
     spec = model.spec
     if spec.shard.size > 1:
@@ -206,7 +206,7 @@ def plan_readers(model: ModelSites, bucket: Bucket) -> StepPlan:
     rows = bucket.rows
     if not bucket.decoding:
         raise Refused("prompts")
-    _refuse_options(model, "shared_size")
+    refuse_options(model, "shared_size")
     if _is_recurrent(model):
         _refuse_recurrent(model)
     else:
@@ -279,7 +279,7 @@ def plan_writers(model: ModelSites, bucket: Bucket, *, gate_up: Output = Output.
         _refuse_prompts(model, rows)
     if has_experts and model.packed and rows > MAX_PACKED_ROWS_WITH_EXPERTS:
         raise Refused(f"not measured above {MAX_PACKED_ROWS_WITH_EXPERTS} rows with packed matrices and experts")
-    _refuse_options(model)
+    refuse_options(model)
     _require_decode_attention(model)
     # All GEMMs of a step pad alike: what one writes the next reads.
     padded = bucket_rows(rows, plain=not model.packed and not has_experts)

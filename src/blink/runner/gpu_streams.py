@@ -84,6 +84,8 @@ class ReaderNorms(Stream):
 class WriterNorms(Stream):
     """Who writes the residual prepares the norm of it for its reader."""
 
+    ordered = False  # whether GEMMs add in one order for all steps
+
     def __init__(self, step: Step) -> None:
         """Begin with the embeddings of a batch's tokens."""
         model, plan = step.model, step.plan
@@ -98,7 +100,7 @@ class WriterNorms(Stream):
 
     def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
-        return gemm.normed_linear(self._normed, self._eps, weight, bias)
+        return gemm.normed_linear(self._normed, self._eps, weight, bias, ordered=self.ordered)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:  # noqa: ARG002
         """Add x times a weight to the residual."""
@@ -110,12 +112,14 @@ class WriterNorms(Stream):
             bias,
             hi_lo=then.next_reads,
             tokens=self._step.plan.padded,
+            ordered=self.ordered,
         )
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a gated MLP of the norm of the residual."""
         assert plan.down is not None
-        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=plan.down.reads)
+        reads = plan.down.reads
+        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=reads, ordered=self.ordered)
         self.add(gated, mlp.down, None, plan.down, then)
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:

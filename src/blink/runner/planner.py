@@ -104,7 +104,9 @@ def plan_step(device: Device, model: ModelSites, bucket: Bucket, *, whole: bool 
         ConfigError: an operation has no kernel on the device.
     """
     device, refused = device.fit(bucket), list[str]()
-    for style, plan in device.styles if whole or bucket.decoding else ():
+    for style, plan in device.styles:
+        if not (whole or bucket.decoding or style.has_all_steps):
+            continue
         try:
             found = plan(model, bucket)
         except Refused as reason:

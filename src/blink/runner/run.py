@@ -138,8 +138,7 @@ class Runner:
 
     def _compute_hidden(self, batch: Batch, kv_cache: KvCache, size: Bucket) -> Tensor:
         step = self._make_step(batch, kv_cache, replace(size, decoding=False), whole=False)
-        load_snapshots(step, self._code.copy_states)
-        stream = NormKernels(step, self._embed(batch, size.tokens))
+        stream = self._begin(step)
         self._prepare(step, self._all_layers)(stream)
         return stream.read(self.model.norm)
 

@@ -63,6 +63,14 @@ class Stream(ABC):
         """
         raise NotImplementedError
 
+    def read(self, norm: Norm | None) -> Tensor:
+        """Return the norm of the residual [tokens, hidden].
+
+        Raises:
+            NotImplementedError: no steps of this kind tell what the head reads of every token.
+        """
+        raise NotImplementedError
+
     def put(self, update: Tensor) -> None:
         """Add an update [tokens, hidden] to the residual.
 

@@ -3,12 +3,17 @@
 // its warps split the keys, 16 at a time, which tensor copies bring to shared memory. The row's new key and value come
 // straight from the QKV projection: this kernel normalises and rotates heads and writes the cache. Copies of older keys
 // are under way before it waits for that GEMM.
+//
+// A warp has every 16 x kCluster x kWarps keys from its first on, whatever the number of keys. So with these two the
+// same, a token's bits depend on its text alone. Tokens of prompts can be rows, too, once all of the step are stored.
 #pragma once
 
 #include "kernels/attention/attention_parts.cuh"
 #include "kernels/attention/attention_siblings.cuh"
 
 namespace blink {
+
+constexpr int kStoredHeads = 4;  // of a block of store_heads()
 
 // The block of the cache that holds a tile of this warp.
 template <class S>
@@ -128,12 +133,13 @@ __device__ inline void attend_tiles(const AttentionArgs& args, const Place<S>& a
 }
 
 template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, int kCluster, int kWarps, int kStages,
-          bool kNorm, bool kFp8, bool kSiblings, FormatId kWrites>
+          bool kNorm, bool kFp8, bool kSiblings, FormatId kWrites, bool kStored = false>
 __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ AttentionArgs args) {
   using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, kCluster, kWarps, kStages, kNorm, kFp8>;
   extern __shared__ __align__(1024) char memory[];
   auto& shared = *reinterpret_cast<AttentionShared<S>*>(memory);
   launch_dependents();
+  if (kStored) wait_for_prerequisites();
   const Place<S> at = find_place<S>(args, blockIdx.y, blockIdx.x / kCluster, kCluster > 1 ? int(cluster_rank()) : 0);
 
   const int block = load_block(at, at.lane);
@@ -147,9 +153,9 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
     prefetch_line((at.lane % 2 ? args.key_norm : args.query_norm) + at.lane / 2 * 8 % kHeadDim);
   const int num_siblings = kSiblings ? count_siblings(args, at.row, at.lane) : 0;
   const Angles<S> angles = load_angles<S>(args, at.row, at.lane);
-  wait_for_prerequisites();
+  if (!kStored) wait_for_prerequisites();
 
-  prepare_heads(args, at, angles, at.owns_newest(), shared);
+  prepare_heads<kStored>(args, at, angles, at.owns_newest(), shared);
   __syncthreads();
   Running<S> running;
   attend_tiles<kSiblings>(args, at, block, num_siblings, shared, running);
@@ -159,6 +165,16 @@ __global__ void __launch_bounds__(32 * kWarps) attend(const __grid_constant__ At
   combine_block(at, shared);
   receive<kCluster>(shared.exchanged);
   combine_cluster<S, kWrites>(args, at, shared);
+}
+
+// Write keys and values to the cache, for attend() with kStored. A warp has one head of a token.
+template <int kGroup, int kHeadDim, int kRotaryDim, int kKvHeads, int kBlockSize, bool kNorm, bool kFp8>
+__global__ void __launch_bounds__(32 * kStoredHeads) store_heads(const __grid_constant__ AttentionArgs args) {
+  using S = AttentionShape<kGroup, kHeadDim, kRotaryDim, kKvHeads, kBlockSize, 1, 1, 2, kNorm, kFp8>;
+  launch_dependents();
+  wait_for_prerequisites();
+  const int head = blockIdx.x * kStoredHeads + threadIdx.x / 32;
+  if (head < kKvHeads) store_head<S>(args, blockIdx.y, head, threadIdx.x % 32);
 }
 
 }  // namespace blink

@@ -84,16 +84,23 @@ __device__ inline void keep_cell(const unsigned (&pairs)[S::dims / 2], float rat
     keep_head<S>(pairs, to, also_to);
 }
 
-// Prepare the queries, and in the block that owns the new token its key; write key and value to the cache.
+// Where a lane's part of a token's key goes in the cache; null: nowhere.
 template <class S>
+__device__ inline typename S::Cell* find_cell(const AttentionArgs& args, int row, int head, int lane) {
+  const long slot = args.kv_slots[row];
+  if (slot < 0) return nullptr;
+  return static_cast<typename S::Cell*>(args.cache) + slot * S::token + head * S::head_dim + lane * S::dims;
+}
+
+// Prepare the queries, and in the block that owns the new token its key; write key and value to the cache, unless they
+// are stored there.
+template <bool kStored, class S>
 __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& at, const Angles<S>& angles, bool owner,
                                      AttentionShared<S>& shared) {
   constexpr int width = (S::group + 2) * S::token;
   const Bf16* qkv = args.qkv + long(at.row) * width;
-  const long slot = args.kv_slots[at.row];
-  using Cell = typename S::Cell;
   const int part = at.lane * S::dims;
-  Cell* cell = slot < 0 ? nullptr : static_cast<Cell*>(args.cache) + slot * S::token + at.head * S::head_dim + part;
+  typename S::Cell* cell = kStored ? nullptr : find_cell<S>(args, at.row, at.head, at.lane);
   constexpr int most = (S::group + S::warps) / S::warps;  // heads of a warp, all loaded before the first is prepared
   unsigned heads[most][S::dims / 2], value[S::dims / 2];
 #pragma unroll
@@ -119,6 +126,21 @@ __device__ inline void prepare_heads(const AttentionArgs& args, const Place<S>& 
   }
   if (owner && at.warp == S::warps - 1)
     keep_cell<S>(value, args.value_rate, shared.new_value + part, cell ? cell + args.values : nullptr);
+}
+
+// Write a token's key and value of one head to the cache. A warp does.
+template <class S>
+__device__ inline void store_head(const AttentionArgs& args, int row, int head, int lane) {
+  constexpr int width = (S::group + 2) * S::token;
+  typename S::Cell* cell = find_cell<S>(args, row, head, lane);
+  if (!cell) return;
+  const Bf16* from = args.qkv + long(row) * width + (S::group * S::kv_heads + head) * S::head_dim;
+  unsigned key[S::dims / 2], value[S::dims / 2];
+  load_head<S>(from, lane, key);
+  load_head<S>(from + S::token, lane, value);
+  prepare_head<S>(args.key_norm, args.eps, load_angles<S>(args, row, lane), lane, key);
+  keep_cell<S>(key, args.key_rate, cell, nullptr);
+  keep_cell<S>(value, args.value_rate, cell + args.values, nullptr);
 }
 
 }  // namespace blink

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The epilogue of a GEMM: blocks of a cluster exchange their sums, each for some of the outputs. They add a bias or the
 // residual, or apply the gate. With the residual come the inputs of the next norm.
+//
+// Several kernels are to round alike (gemm_in_tiles). So the compiler does not choose which operations it fuses: the
+// code says so.
 #pragma once
 
 #include "kernels/args.h"
@@ -9,12 +12,15 @@
 namespace blink {
 
 template <int kTokens_, int kGroups_, int kCluster_, Output kOutput_, bool kNorm_, bool kScaled_ = false,
-          FormatId kWrites_ = FormatId::kBf16>
+          FormatId kWrites_ = FormatId::kBf16, int kInstruction_ = 0>
 struct OutputShape {
   static constexpr int tokens = kTokens_, groups = kGroups_, cluster = kCluster_;
   static constexpr Output output = kOutput_;
   static constexpr bool norm = kNorm_, scaled = kScaled_;
   static constexpr FormatId writes = kWrites_;
+  // Tiles of tokens are blocks of their own, and each instruction multiplies so many tokens.
+  static constexpr bool tiled = kInstruction_ > 0;
+  static constexpr int instruction = tiled ? kInstruction_ : tokens, instructions = tokens / instruction;
   static constexpr int threads = 128 * groups;  // that multiply
   static constexpr int tile = 64 * groups;      // weight rows of a block
   static constexpr int halves = output == Output::kGate ? 2 : 1;
@@ -23,8 +29,15 @@ struct OutputShape {
   static constexpr int pairs = share / 2;
   static constexpr int pairs_per_thread = (tokens * pairs + threads - 1) / threads;
   static constexpr int exchanged = cluster * tokens * (halves * share + norm) * 4;  // bytes that a block gets
+  static_assert(tokens % instruction == 0 && instruction % 8 == 0);
   static_assert(tokens % 8 == 0 && share % 16 == 0 && threads % pairs == 0);
   static_assert((output != Output::kAdd || pairs <= 32) && (output != Output::kStore || writes == FormatId::kBf16));
+};
+
+// Where a block's outputs are.
+struct OutputPlace {
+  int rank, tile;           // in the cluster; of weight rows
+  int first_token, tokens;  // of the block's tile; all of the kernel's, rounded up
 };
 
 // Sums from each block of the cluster, for the outputs that this one writes: of 8 tokens and 16 weight rows four that a
@@ -58,23 +71,25 @@ __device__ inline void send_sums(int rank, const float (&sums)[S::tokens / 2], P
   }
 }
 
-// Add up this block's part of the partial sums of squares; a warp's lanes hold four tokens each, the same again every
-// S::tokens / 4 lanes, that rounded up to a power of two. Where lanes have one part each, more are under way.
+// Add up this block's part of an instruction's partial sums of squares; a warp's lanes hold four tokens each, the same
+// again every S::instruction / 4 lanes, that rounded up to a power of two. Where lanes have one part each, more are
+// under way.
 template <class S>
-__device__ inline float4 add_square_sums(const OutputArgs& args, int rank) {
-  constexpr int used = S::tokens / 4, width = used > 16 ? 32 : used > 8 ? 16 : used > 4 ? 8 : used;
+__device__ inline float4 add_square_sums(const OutputArgs& args, const OutputPlace& at, int instruction) {
+  constexpr int used = S::instruction / 4, width = used > 16 ? 32 : used > 8 ? 16 : used > 4 ? 8 : used;
   constexpr int at_once = 32 / width, batch = at_once > 1 ? 8 : 16;
   static_assert(used <= width && 32 % width == 0);
   const int lane = threadIdx.x % 32;
   const bool idle = used < width && lane % width >= used;
-  const int end = args.num_square_sums * (rank + 1) / S::cluster;
+  const float* from = args.square_sums + at.first_token + instruction * S::instruction + lane % width * 4;
+  const int end = args.num_square_sums * (at.rank + 1) / S::cluster;
   float sums[4] = {};
-  for (int i = args.num_square_sums * rank / S::cluster + lane / width; i < end; i += at_once * batch) {
+  for (int i = args.num_square_sums * at.rank / S::cluster + lane / width; i < end; i += at_once * batch) {
     Vec16 parts[batch];
 #pragma unroll
     for (int j = 0; j < batch; j++) {
       const int part = i + j * at_once;
-      parts[j] = part < end && !idle ? load(args.square_sums + long(part) * S::tokens + lane % width * 4) : Vec16{};
+      parts[j] = part < end && !idle ? load(from + long(part) * at.tokens) : Vec16{};
     }
 #pragma unroll
     for (int j = 0; j < batch; j++) {
@@ -90,12 +105,15 @@ __device__ inline float4 add_square_sums(const OutputArgs& args, int rank) {
 }
 
 template <class S>
-__device__ inline void send_square_sums(int rank, float4 sums, float (&square_sums)[S::cluster][S::tokens],
-                                        Barrier& exchanged) {
+__device__ inline void send_square_sums(int rank, const float4 (&sums)[S::instructions],
+                                        float (&square_sums)[S::cluster][S::tokens], Barrier& exchanged) {
   const int lane = threadIdx.x % 32;
-  if (lane >= S::tokens / 4) return;
-  float4& own = reinterpret_cast<float4&>(square_sums[rank][lane * 4]);
-  for (int to = 0; to < S::cluster; to++) send<S::cluster>(to, sums, own, exchanged);
+  if (lane >= S::instruction / 4) return;
+#pragma unroll
+  for (int i = 0; i < S::instructions; i++) {
+    float4& own = reinterpret_cast<float4&>(square_sums[rank][i * S::instruction + lane * 4]);
+    for (int to = 0; to < S::cluster; to++) send<S::cluster>(to, sums[i], own, exchanged);
+  }
 }
 
 // What a thread's outputs are added to, loaded long before. The thread has the same two outputs of several tokens.
@@ -107,13 +125,13 @@ struct Addends {
 };
 
 template <class S>
-__device__ inline int first_output(int tile, int rank) {
-  return tile * S::outputs + rank * S::share + int(threadIdx.x) % S::pairs * 2;
+__device__ inline int first_output(const OutputPlace& at) {
+  return at.tile * S::outputs + at.rank * S::share + int(threadIdx.x) % S::pairs * 2;
 }
 
 template <class S>
-__device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int rank) {
-  const int output = first_output<S>(tile, rank);
+__device__ inline Addends<S> load_addends(const OutputArgs& args, const OutputPlace& at) {
+  const int output = first_output<S>(at);
   Addends<S> to = {};
   if (output >= args.n) return to;
   if constexpr (S::scaled)
@@ -126,7 +144,7 @@ __device__ inline Addends<S> load_addends(const OutputArgs& args, int tile, int 
   to.next_norm = *reinterpret_cast<const unsigned*>(args.next_norm + output);
 #pragma unroll
   for (int i = 0; i < S::pairs_per_thread; i++) {
-    const int token = (i * S::threads + int(threadIdx.x)) / S::pairs;
+    const int token = at.first_token + (i * S::threads + int(threadIdx.x)) / S::pairs;
     if (token < args.rows)
       to.residual[i] = *reinterpret_cast<const volatile unsigned*>(args.out + long(token) * args.n + output);
   }
@@ -143,35 +161,39 @@ __device__ inline void write_next(const OutputArgs& args, Bf16* to, int token, i
 }
 
 template <class S>
-__device__ inline void write_outputs(const OutputArgs& args, int tile, int rank, const Parts<S>& parts,
+__device__ inline void write_outputs(const OutputArgs& args, const OutputPlace& at, const Parts<S>& parts,
                                      const float (&square_sums)[S::cluster][S::tokens], const Addends<S>& addends) {
-  const int output = first_output<S>(tile, rank), in_share = threadIdx.x % S::pairs * 2;
+  const int output = first_output<S>(at), in_share = threadIdx.x % S::pairs * 2;
 #pragma unroll
   for (int i = 0; i < S::pairs_per_thread; i++) {
-    const int token = (i * S::threads + int(threadIdx.x)) / S::pairs;
-    if (token >= S::tokens) break;
+    const int in_tile = (i * S::threads + int(threadIdx.x)) / S::pairs, token = at.first_token + in_tile;
+    if (in_tile >= S::tokens) break;
     const bool writes = token < args.rows && output < args.n;
     float values[2] = {}, ups[2] = {}, square = 0;
 #pragma unroll
     for (int block = 0; block < S::cluster; block++) {
-      const float2 sums = parts.pair(block, token, in_share);
+      const float2 sums = parts.pair(block, in_tile, in_share);
       values[0] += sums.x, values[1] += sums.y;
       if constexpr (S::output == Output::kGate) {
-        const float2 of_up = parts.pair(block, token, in_share + S::share);
+        const float2 of_up = parts.pair(block, in_tile, in_share + S::share);
         ups[0] += of_up.x, ups[1] += of_up.y;
       }
-      if (S::norm) square += square_sums[block][token];
+      if (S::norm) square += square_sums[block][in_tile];
     }
-    const float rate = S::norm ? rsqrtf(square * args.per_k + args.eps) : 1;
+    const float rate = S::norm ? rsqrtf(__fmaf_rn(square, args.per_k, args.eps)) : 1;
     if (S::norm && args.inverse_rms && output == 0 && token < args.rows) args.inverse_rms[token] = rate;
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-      if constexpr (S::scaled) values[j] *= addends.scales[j], ups[j] *= addends.up_scales[j];
-      values[j] *= rate;
-      if (S::output == Output::kGate) values[j] = silu(values[j]) * ups[j] * rate;
+      if constexpr (S::scaled)
+        values[j] = __fmul_rn(values[j], addends.scales[j]), ups[j] = __fmul_rn(ups[j], addends.up_scales[j]);
+      if (S::output == Output::kGate) {
+        values[j] = silu(values[j] * rate) * ups[j] * rate;
+      } else {
+        const float added = j ? high_float(addends.bias) + high_float(addends.residual[i])
+                              : low_float(addends.bias) + low_float(addends.residual[i]);
+        values[j] = __fmaf_rn(values[j], rate, added);
+      }
     }
-    values[0] += low_float(addends.bias) + low_float(addends.residual[i]);
-    values[1] += high_float(addends.bias) + high_float(addends.residual[i]);
     const unsigned pair = to_bf16_pair(values[0], values[1]);
     if (S::output == Output::kGate) {
       if (writes) write_next<S>(args, args.out, token, output, pair);
@@ -182,10 +204,11 @@ __device__ inline void write_outputs(const OutputArgs& args, int tile, int rank,
     const float low = low_float(pair), high = high_float(pair);
     const unsigned next = to_bf16_pair(low * low_float(addends.next_norm), high * high_float(addends.next_norm));
     if (writes) write_next<S>(args, args.next_x, token, output, next);
-    float sum = writes ? low * low + high * high : 0;
+    float sum = writes ? __fmaf_rn(low, low, __fmul_rn(high, high)) : 0;
 #pragma unroll
     for (int step = 1; step < S::pairs; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-    if (threadIdx.x % S::pairs == 0) args.next_square_sums[long(blockIdx.x) * S::tokens + token] = sum;
+    if (threadIdx.x % S::pairs == 0)
+      args.next_square_sums[long(at.tile * S::cluster + at.rank) * at.tokens + token] = sum;
   }
 }
 

@@ -18,9 +18,9 @@ namespace blink {
 // Sizes. kGroups warpgroups take 64 weight rows each; kCluster blocks share k; a stage holds kStageK of it. What is
 // written may be hi/lo FP8, kWrites.
 template <int kTokens_, int kGroups_, int kCluster_, int kStageK_, int kStages_, Output kOutput_, bool kNorm_,
-          FormatId kWrites_>
-struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_> {
-  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_>;
+          FormatId kWrites_, int kInstruction_ = 0>
+struct GemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_, kInstruction_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, false, kWrites_, kInstruction_>;
   static constexpr int stage_k = kStageK_, stages = kStages_;
   static constexpr int weight_boxes = stage_k / kBoxRow, weight_columns = kBoxRow;  // of a stage; of a box
   static constexpr int other_warps = 2;                                             // one copies, one sums squares
@@ -50,8 +50,8 @@ struct GemmShared {
 
 // A block's place, and its part of k in stages. Blocks start at different stages of it: those that go through k in step
 // want the same memory channels at the same time.
-struct GemmPlace {
-  int rank, tile, first_stage, turns;
+struct GemmPlace : OutputPlace {
+  int first_stage, turns;
 
   __device__ int stage(int turn) const { return first_stage + (tile * 7 + turn) % turns; }
 };
@@ -77,7 +77,8 @@ __device__ inline void copy_activations(const GemmArgs& args, const GemmPlace& a
   Bf16* to = shared.pipeline[slot] + S::weight_tile * S::weight_boxes;
 #pragma unroll
   for (int part = 0; part < S::stage_k / kBoxRow; part++, to += S::token_tile)
-    copy_box(to, args.x, at.stage(turn) * S::stage_k + part * kBoxRow, 0, shared.full[slot], read_often_policy());
+    copy_box(to, args.x, at.stage(turn) * S::stage_k + part * kBoxRow, at.first_token, shared.full[slot],
+             read_often_policy());
 }
 
 // What the copying thread does once the pipeline has its first weights.
@@ -105,6 +106,11 @@ __device__ inline StageBoxes await_stage(int turn, GemmShared<S>& shared) {
           describe_box(shared.pipeline[slot] + S::weight_tile * S::weight_boxes)};
 }
 
+// So many of a thread's sums, from one on.
+template <int kCount, int kAll>
+__device__ inline float (&sums_from(float (&sums)[kAll], int first))
+    [kCount] { return reinterpret_cast<float (&)[kCount]>(sums[first]); }
+
 // Multiply all stages; the sums of 64 weight rows, as multiply_boxes() has them.
 template <class S>
 __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, GemmShared<S>& shared,
@@ -115,7 +121,10 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Gem
 #pragma unroll
     for (int step = 0; step < S::stage_k / 16; step++) {
       const int part = step / 4, in_part = step % 4 * 2;  // tiles' addresses count 16 bytes
-      multiply_boxes(sums, weights + part * S::weight_tile / 8 + in_part, tokens + part * S::token_tile / 8 + in_part);
+#pragma unroll
+      for (int first = 0; first < S::tokens; first += S::instruction)
+        multiply_boxes(sums_from<S::instruction / 2>(sums, first / 2), weights + part * S::weight_tile / 8 + in_part,
+                       tokens + (part * S::token_tile + first * kBoxRow) / 8 + in_part);
     }
     commit_wgmma();
     wait_for_wgmma<0>();
@@ -140,16 +149,26 @@ __device__ inline void add_activations(const GemmArgs&, const GemmPlace&, GemmSh
 template <class S>
 __device__ inline void prepare(const GemmArgs&, const GemmPlace&, GemmShared<S>&) {}
 
+// Blocks that follow each other have the same weights, for one tile of tokens after the other.
+template <class S>
+__device__ inline GemmPlace find_gemm_place(const GemmArgs& args) {
+  const int unit = blockIdx.x / S::cluster, tiles = S::tiled ? (args.output.rows + S::tokens - 1) / S::tokens : 1;
+  GemmPlace at;
+  at.rank = S::cluster > 1 ? int(cluster_rank()) : 0;
+  at.tile = S::tiled ? unit / tiles : unit;
+  at.first_token = S::tiled ? unit % tiles * S::tokens : 0;
+  at.tokens = tiles * S::tokens;
+  at.first_stage = args.stages * at.rank / S::cluster;
+  at.turns = args.stages * (at.rank + 1) / S::cluster - at.first_stage;
+  return at;
+}
+
 template <class S, class Args, class Shared>
 __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   using Outputs = typename S::Outputs;
   constexpr int warps = 4 * S::groups;  // that multiply
   const int warp = threadIdx.x / 32;
-  GemmPlace at;
-  at.rank = S::cluster > 1 ? int(cluster_rank()) : 0;
-  at.tile = blockIdx.x / S::cluster;
-  at.first_stage = args.stages * at.rank / S::cluster;
-  at.turns = args.stages * (at.rank + 1) / S::cluster - at.first_stage;
+  const GemmPlace at = find_gemm_place<S>(args);
 
   if (threadIdx.x == 32 * warps) {
     for (int i = 0; i < S::stages; i++) initialize(shared.full[i], 1), initialize(shared.empty[i], warps);
@@ -165,16 +184,18 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
   if (S::cluster > 1 && !S::reuse) cluster_arrive_relaxed();  // all have started once all have waited, below
   Addends<Outputs> addends = {};
   float sums[S::tokens / 2] = {};
-  float4 square_sums = {};
+  float4 square_sums[S::instructions] = {};
   wait_for_prerequisites();
   if (warp < warps) {
-    addends = load_addends<Outputs>(args.output, at.tile, at.rank);
+    addends = load_addends<Outputs>(args.output, at);
     multiply_stages<S>(args, at, shared, sums);
   } else if (warp == warps) {
     if (threadIdx.x % 32 == 0) copy_stages<S>(args, at, shared);
     __syncwarp();
   } else if (warp == warps + S::other_warps - 1) {
-    if (S::norm) square_sums = add_square_sums<Outputs>(args.output, at.rank);
+    if (S::norm)
+#pragma unroll
+      for (int i = 0; i < S::instructions; i++) square_sums[i] = add_square_sums<Outputs>(args.output, at, i);
   } else {
     add_activations<S>(args, at, shared);
   }
@@ -191,7 +212,7 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
     __syncthreads();
   else if (warp < warps)
     wait(shared.exchanged, 0);
-  if (warp < warps) write_outputs<Outputs>(args.output, at.tile, at.rank, shared.parts(), shared.square_sums, addends);
+  if (warp < warps) write_outputs<Outputs>(args.output, at, shared.parts(), shared.square_sums, addends);
 }
 
 template <int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput, bool kNorm,
@@ -200,6 +221,19 @@ __global__ void __launch_bounds__(
     128 * kGroups + 64, GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>::blocks)
     gemm(const __grid_constant__ GemmArgs args) {
   using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites>;
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemm<S>(args, *reinterpret_cast<GemmShared<S>*>(memory));
+}
+
+// The same of any number of tokens, in tiles of kTokens of which each instruction multiplies kInstruction. A token's
+// bits then depend on kGroups, kCluster and kStageK alone: these and kInstruction are to be the same for all kTokens.
+template <int kInstruction, int kTokens, int kGroups, int kCluster, int kStageK, int kStages, Output kOutput,
+          bool kNorm, FormatId kWrites>
+__global__ void __launch_bounds__(
+    128 * kGroups + 64,
+    GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites, kInstruction>::blocks)
+    gemm_in_tiles(const __grid_constant__ GemmArgs args) {
+  using S = GemmShape<kTokens, kGroups, kCluster, kStageK, kStages, kOutput, kNorm, kWrites, kInstruction>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemm<S>(args, *reinterpret_cast<GemmShared<S>*>(memory));
 }

@@ -13,14 +13,16 @@ constexpr int kHiLoBox = 128;  // k of a box of hi/lo FP8
 
 // As GemmShape; a stage has so many boxes of 128 k.
 template <bool kGrouped_, int kTokens_, int kGroups_, int kCluster_, int kBoxes_, int kStages_, Output kOutput_,
-          bool kNorm_, FormatId kWrites_>
-struct HiLoGemmShape : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_> {
-  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_>;
+          bool kNorm_, FormatId kWrites_, int kInstruction_ = 0>
+struct HiLoGemmShape
+    : OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_, kInstruction_> {
+  using Outputs = OutputShape<kTokens_, kGroups_, kCluster_, kOutput_, kNorm_, !kGrouped_, kWrites_, kInstruction_>;
   static constexpr bool grouped = kGrouped_;
   static constexpr int stage_k = kBoxes_ * kUnit<FormatId::kFp8>, stages = kStages_;
   static constexpr int weight_boxes = kBoxes_, weight_columns = kUnitBytes, other_warps = 2;
   static constexpr int token_boxes = stage_k / kHiLoBox;
   static constexpr int columns = kHiLo * Outputs::tokens;  // of the GEMMs
+  static constexpr int instruction_columns = Outputs::tiled ? kInstruction_ : columns;
   static constexpr int weight_tile = Outputs::tile * kBoxRow, token_tile = columns * kBoxRow;
   static constexpr int stage = (weight_tile + token_tile) * kBoxes_;  // in two bytes
   static constexpr int pipeline_bytes = stages * stage * 2;
@@ -61,7 +63,8 @@ __device__ inline void copy_hi_lo(const GemmArgs& args, const GemmPlace& at, int
   Bf16* to = shared.pipeline[slot] + S::weight_tile * S::weight_boxes;
 #pragma unroll
   for (int part = 0; part < S::token_boxes; part++, to += S::token_tile)
-    copy_box_3d(to, args.x, at.stage(turn) * S::stage_k + part * kHiLoBox, 0, shared.full[slot], read_often_policy());
+    copy_box_3d(to, args.x, at.stage(turn) * S::stage_k + part * kHiLoBox, at.first_token, shared.full[slot],
+                read_often_policy());
 }
 
 template <class S>
@@ -74,16 +77,27 @@ __device__ inline void copy_stages(const GemmArgs& args, const GemmPlace& at, Hi
   }
 }
 
+// Multiply with all tokens over 32 k, by one instruction or by several.
+template <class S, bool kAdd>
+__device__ inline void multiply_columns(float (&parts)[S::columns / 2], unsigned long long weights,
+                                        unsigned long long tokens) {
+#pragma unroll
+  for (int first = 0; first < S::columns; first += S::instruction_columns)
+    multiply_hi_lo<kAdd>(sums_from<S::instruction_columns / 2>(parts, first / 2), weights,
+                         tokens + first * kBoxRow / 8);
+}
+
 // Start a stage's GEMMs: of each 8 tokens a quadruple of sums, first the hi halves, then the lo.
 template <class S>
 __device__ inline void start_stage(int turn, HiLoGemmShared<S>& shared, float (&parts)[S::columns / 2]) {
   const auto [weights, tokens] = await_stage<S>(turn, shared);
   fence_wgmma();
-  multiply_hi_lo<false>(parts, weights, tokens);
+  multiply_columns<S, false>(parts, weights, tokens);
 #pragma unroll
   for (int step = 1; step < 4 * S::weight_boxes; step++) {
     const int box = step / 4, in_box = step % 4 * 2;  // tiles' addresses count 16 bytes
-    multiply_hi_lo<true>(parts, weights + box * S::weight_tile / 8 + in_box, tokens + box * S::token_tile / 8 + in_box);
+    multiply_columns<S, true>(parts, weights + box * S::weight_tile / 8 + in_box,
+                              tokens + box * S::token_tile / 8 + in_box);
   }
   commit_wgmma();
 }
@@ -108,7 +122,7 @@ __device__ inline void add_stage(const GemmPlace& at, int turn, HiLoGemmShared<S
 #pragma unroll
   for (int i = 0; i < count; i++) {
     const float part = join_hi_lo(parts[i], parts[i + count]);
-    sums[i] = S::grouped ? sums[i] + part * scales[i / 2 % 2] : sums[i] + part;
+    sums[i] = S::grouped ? __fmaf_rn(part, scales[i / 2 % 2], sums[i]) : __fadd_rn(sums[i], part);
   }
 }
 
@@ -142,6 +156,18 @@ __global__ void __launch_bounds__(
     gemm_hi_lo(const __grid_constant__ GemmArgs args) {
   using S = HiLoGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites>;
   static_assert(sizeof(HiLoGemmShared<S>) == sizeof(GemmShared<S>));  // what gemm_hi_lo.py counts
+  extern __shared__ __align__(1024) char memory[];
+  compute_gemm<S>(args, *reinterpret_cast<HiLoGemmShared<S>*>(memory));
+}
+
+// As gemm_in_tiles; the bits depend on kBoxes in place of kStageK.
+template <int kInstruction, bool kGrouped, int kTokens, int kGroups, int kCluster, int kBoxes, int kStages,
+          Output kOutput, bool kNorm, FormatId kWrites>
+__global__ void __launch_bounds__(
+    128 * kGroups + 64,
+    HiLoGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites, kInstruction>::blocks)
+    gemm_hi_lo_in_tiles(const __grid_constant__ GemmArgs args) {
+  using S = HiLoGemmShape<kGrouped, kTokens, kGroups, kCluster, kBoxes, kStages, kOutput, kNorm, kWrites, kInstruction>;
   extern __shared__ __align__(1024) char memory[];
   compute_gemm<S>(args, *reinterpret_cast<HiLoGemmShared<S>*>(memory));
 }

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of rows that decode, from the QKV projection on: head norms, rotation, the KV cache write, softmax."""
+"""Attention of rows that decode, from the QKV projection on: head norms, rotation, the KV cache write, softmax.
+
+How keys are divided depends on a tile config. With one for all steps a token has the same bits in any of them, also if
+it is of a prompt, whose tokens are then rows of their own.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +17,12 @@ from torch import Tensor
 from blink.formats.base import name_dtype
 from blink.formats.fp8 import FP8
 from blink.formats.schemes import FormatId
-from blink.kernels.batch import Batch
+from blink.kernels.batch import Batch, Header
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.gemm.decode_hi_lo import name_order, new_rows
 from blink.kernels.gpu.gemm.tile_configs import (
     TILE_KEYS,
+    AttentionConfig,
     attention_key,
     choose_attention_config,
     name_origin,
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
     from blink.models.layers import Attention
 
 _HEAD_DIMS, _MAX_GROUP = (64, 128), 8
+_STORED_HEADS = 4  # attention.cuh's kStoredHeads
+_ORDERED_ROWS = 8  # whose tile config all sizes of step have where one order is wanted
 
 
 def refuses(attention: Attention, block_size: int, dtype: str) -> str | None:
@@ -68,8 +76,26 @@ def describe(attention: Attention, rows: int) -> str:
     heads = rows * attention.kv_heads
     config = choose_attention_config(heads, attention.group)
     measured = attention_key(heads, attention.group) in read_table() or attention_key(heads) in read_table()
-    tiles = f"cluster of {config.cluster}, {config.warps} warps, {config.stages} stages"
-    return f"{tiles} ({name_origin(measured=measured)})"
+    return f"{_describe_config(config)} ({name_origin(measured=measured)})"
+
+
+def describe_ordered(attention: Attention) -> str:
+    """Return the tiles of all sizes of step, in words."""
+    return _describe_config(choose_attention_config(_ORDERED_ROWS * attention.kv_heads, attention.group))
+
+
+def _describe_config(config: AttentionConfig) -> str:
+    return f"cluster of {config.cluster}, {config.warps} warps, {config.stages} stages"
+
+
+def list_tokens(batch: Batch, num_tokens: int, num_rows: int) -> Batch:
+    """Return a batch in which each of some tokens, padding included, is a row of its own, for stored attention."""
+    tokens = torch.arange(num_tokens, dtype=torch.int32, device=batch.positions.device)
+    ends = batch.query_starts[1 : num_rows + 1]  # what lies behind these is of other steps
+    rows = torch.searchsorted(ends, tokens, right=True).clamp_(max=num_rows - 1)
+    padding = tokens >= batch.header[Header.NUM_TOKENS : Header.NUM_TOKENS + 1]
+    lengths = (batch.positions[:num_tokens] + 1).masked_fill_(padding, 0)
+    return replace(batch, row_slots=batch.row_slots.index_select(0, rows), context_lens=lengths)
 
 
 def decode_attention(
@@ -81,14 +107,18 @@ def decode_attention(
     *,
     kv_scales: KvScales = UNSCALED,
     hi_lo: FormatId | None = None,
+    ordered: bool = False,
+    stored: bool = False,
 ) -> Tensor:
     """Return the attention [rows, heads * head_dim] of rows of one token and write their keys and values to the cache.
 
-    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; cache: of
-    qkv's type, or FP8 with kv_scales; rotary_table: float32 [positions, rotary_dim]; hi_lo: return hi/lo FP8 of it for
-    such weights, see gemm.py. Rows without context give zeros. Rows of one slot stand together, in the order of their
-    positions, if the batch has siblings. No kernel of the same step may write the batch or the cache's older tokens:
-    they are read before the wait.
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], row r of which is the batch's token r; cache: of qkv's type, or
+    FP8 with kv_scales; rotary_table: float32 [positions, rotary_dim]; hi_lo: return hi/lo FP8 of it for such weights.
+    Rows without context give zeros. Rows of one slot stand together, in the order of their positions, if the batch has
+    siblings. No kernel of the same step may write the batch or the cache's older tokens: they are read before the wait.
+
+    ordered: a row's bits do not depend on the others; stored: another kernel writes all keys before a row is computed.
+    Any number of rows may then be of a slot, and kernels of the step may write the batch.
     """
     rows, width = qkv.shape
     block_size, kv_heads, head_dim = cache.block_size, cache.kv_heads, cache.head_dim
@@ -99,20 +129,30 @@ def decode_attention(
     assert cache.dtype in (qkv.dtype, FP8) and rotary_table.dtype == torch.float32
     is_fp8 = cache.dtype == FP8
     group = num_heads // kv_heads
-    config = choose_attention_config(rows * kv_heads, group)
+    config = choose_attention_config((_ORDERED_ROWS if ordered else rows) * kv_heads, group)
     config = config.halve_tiles() if is_fp8 else config
-    sizes = (group, head_dim, rotary_dim, kv_heads, block_size, config.cluster, config.warps, config.stages)
-    flags = ", ".join(str(flag).lower() for flag in (head_norm is not None, is_fp8, batch.has_siblings))
+    sizes, flags = (group, head_dim, rotary_dim, kv_heads, block_size), (head_norm is not None, is_fp8)
     out = new_rows(qkv, rows, num_heads * head_dim, hi_lo=hi_lo is not None)
+    arguments = _make_arguments(qkv, cache, batch, rotary_table, (head_norm, kv_scales), out)
+    if stored:
+        store = compile_kernel(f"blink::store_heads<{_list_names(*sizes, *flags)}>")
+        launch(store, (-(-kv_heads // _STORED_HEADS), rows), 32 * _STORED_HEADS, arguments)
+    split = (config.cluster, config.warps, config.stages)
+    names = _list_names(*sizes, *split, *flags, batch.has_siblings and not stored)
     launch(
-        compile_kernel(f"blink::attend<{', '.join(map(str, sizes))}, {flags}, {name_order(hi_lo)}>"),
+        compile_kernel(f"blink::attend<{names}, {name_order(hi_lo)}" + (", true>" if stored else ">")),
         (kv_heads * config.cluster, rows),
         32 * config.warps,
-        _make_arguments(qkv, cache, batch, rotary_table, (head_norm, kv_scales), out),
+        arguments,
         cluster=config.cluster,
         shared_bytes=config.shared_bytes(group, head_dim, cache.dtype.itemsize),
     )
     return out
+
+
+def _list_names(*values: int) -> str:
+    """Return numbers and flags as arguments of a template."""
+    return ", ".join(map(str, values)).replace("True", "true").replace("False", "false")
 
 
 def _make_arguments(

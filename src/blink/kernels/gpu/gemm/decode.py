@@ -5,6 +5,9 @@ A norm is split in two. The kernel that writes a residual also writes it times t
 squares (`NormInput`). The GEMM that reads these applies 1/RMS. Activations are bfloat16 [rows, k]. For weights in 8
 bits, and few rows of those in 4, they are hi/lo FP8, uint8 [2, rows, k] (csrc/kernels/common/hi_lo.cuh). The producer
 is told which layout the consumer's weights need.
+
+With `ordered` rows are of any number, and a row has the same bits with any other rows: in_tiles.py. All GEMMs of a
+step have it, or none.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from blink.formats.layouts import Matrix
 from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.device import has_warpgroups
-from blink.kernels.gpu.gemm import decode_hi_lo, decode_hi_lo_int4, decode_int4
+from blink.kernels.gpu.gemm import decode_hi_lo, decode_hi_lo_int4, decode_int4, in_tiles
+from blink.kernels.gpu.gemm.gemm_kernel import GemmKernel
 from blink.kernels.gpu.gemm.pipeline_config import PipelineConfig, Shape
 from blink.kernels.gpu.gemm.tile_configs import (
     GemmConfig,
@@ -32,7 +36,7 @@ from blink.kernels.gpu.gemm.tile_configs import (
     read_table,
 )
 from blink.kernels.gpu.launch import compile_kernel, launch
-from blink.kernels.gpu.tensor_map import TensorMap, encode_bytes, encode_hi_lo, encode_matrix
+from blink.kernels.gpu.tensor_map import encode_bytes, encode_hi_lo, encode_matrix
 from blink.plan.site import first_reason
 
 MAX_ROWS = 128
@@ -71,7 +75,13 @@ def embed(
 
 
 def normed_linear(
-    normed: NormInput, eps: float, weight: Weight, bias: Tensor | None = None, *, inverse_rms: Tensor | None = None
+    normed: NormInput,
+    eps: float,
+    weight: Weight,
+    bias: Tensor | None = None,
+    *,
+    inverse_rms: Tensor | None = None,
+    ordered: bool = False,
 ) -> Tensor:
     """Return the norm's GEMM with a weight [n, k], plus the bias.
 
@@ -79,15 +89,25 @@ def normed_linear(
     """
     out = _new(normed.x, weight.shape[0])
     _launch(
-        Output.STORE, normed.x, weight, out, bias=bias, square_sums=normed.square_sums, inverse_rms=inverse_rms, eps=eps
+        Output.STORE,
+        normed.x,
+        weight,
+        out,
+        bias=bias,
+        square_sums=normed.square_sums,
+        inverse_rms=inverse_rms,
+        eps=eps,
+        ordered=ordered,
     )
     return out
 
 
-def gated_linear(normed: NormInput, eps: float, gate_up: Weight, *, hi_lo: FormatId | None = None) -> Tensor:
+def gated_linear(
+    normed: NormInput, eps: float, gate_up: Weight, *, hi_lo: FormatId | None = None, ordered: bool = False
+) -> Tensor:
     """Return silu(gate) * up of the norm's GEMM with gate_up, whose first half are the gates."""
     out = _new(normed.x, gate_up.shape[0] // 2, hi_lo=hi_lo)
-    _launch(Output.GATE, normed.x, gate_up, out, square_sums=normed.square_sums, eps=eps, writes=hi_lo)
+    _launch(Output.GATE, normed.x, gate_up, out, square_sums=normed.square_sums, eps=eps, writes=hi_lo, ordered=ordered)
     return out
 
 
@@ -100,19 +120,29 @@ def add_linear(
     *,
     hi_lo: FormatId | None = None,
     tokens: int | None = None,
+    ordered: bool = False,
 ) -> NormInput:
     """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
     next_x = decode_hi_lo.new_inputs(residual, hi_lo=hi_lo)
     square_sums = _launch(
-        Output.ADD, x, weight, residual, bias=bias, next_norm=next_norm, next_x=next_x, writes=hi_lo, tokens=tokens
+        Output.ADD,
+        x,
+        weight,
+        residual,
+        bias=bias,
+        next_norm=next_norm,
+        next_x=next_x,
+        writes=hi_lo,
+        tokens=tokens,
+        ordered=ordered,
     )
     return NormInput(next_x, square_sums)
 
 
-def linear(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, *, ordered: bool = False) -> Tensor:
     """Return x @ weight.T + bias."""
     out = _new(x, weight.shape[0])
-    _launch(Output.STORE, x, weight, out, bias=bias)
+    _launch(Output.STORE, x, weight, out, bias=bias, ordered=ordered)
     return out
 
 
@@ -191,46 +221,6 @@ def _new(x: Tensor, columns: int, *, hi_lo: FormatId | None = None) -> Tensor:
     return torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kernel:
-    """A kernel with what its launch must know of its tile config."""
-
-    name: str
-    tile: int
-    cluster: int
-    threads: int
-    stages: int  # of all of k
-    shared_bytes: int
-
-    def launch(
-        self,
-        blocks: int,
-        operands: tuple[TensorMap, TensorMap],
-        output: bytes,
-        *,
-        num_groups: int,
-        groups: Tensor | None,
-    ) -> None:
-        """Launch so many blocks. operands: weight and activations; output: OutputArgs."""
-        weight, x = operands
-        launch(
-            compile_kernel(self.name),
-            (blocks, 1),
-            self.threads,
-            args(
-                "GemmArgs",
-                weight=weight,
-                x=x,
-                output=output,
-                stages=self.stages,
-                num_groups=num_groups,
-                groups=groups,
-            ),
-            cluster=self.cluster,
-            shared_bytes=self.shared_bytes,
-        )
-
-
 def _launch(
     output: Output,
     x: Tensor,
@@ -245,21 +235,21 @@ def _launch(
     next_x: Tensor | None = None,
     writes: FormatId | None = None,
     tokens: int | None = None,
+    ordered: bool = False,
 ) -> Tensor:
     """Launch a GEMM; return the squares of an ADD's rows.
 
     writes: for which weights what it writes are hi/lo FP8; tokens: rows padded, where nothing else says.
     """
-    (rows, k), n = x.shape[-2:], out.shape[-1]
+    (rows, k), n, norm, matrix = x.shape[-2:], out.shape[-1], square_sums is not None, matrix_of(weight)
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
-    tokens = square_sums.shape[1] if square_sums is not None else tokens or bucket_rows(rows)
-    assert x.is_contiguous() and out.is_contiguous() and rows <= tokens
-    matrix = matrix_of(weight)
-    kernel = _choose(output, x, matrix, tokens, norm=square_sums is not None, writes=writes)
-    outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
-    blocks = -(-n // outputs) * kernel.cluster
-    next_square_sums = new_square_sums(out, blocks if output is Output.ADD else 1, tokens)
+    tokens = square_sums.shape[1] if square_sums is not None else tokens or _pad(rows, matrix, ordered=ordered)
     values, scales, groups = parts_of(weight)
+    assert x.is_contiguous() and out.is_contiguous() and values.is_contiguous() and rows <= tokens
+    kernel = _choose(output, x, matrix, tokens, norm=norm, writes=writes, ordered=ordered)
+    outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
+    parts = -(-n // outputs) * kernel.cluster
+    next_square_sums = new_square_sums(out, parts if output is Output.ADD else 1, tokens)
     written = args(
         "OutputArgs",
         bias=bias,
@@ -276,14 +266,23 @@ def _launch(
         rows=rows,
         num_square_sums=0 if square_sums is None else square_sums.shape[0],
     )
-    rows_of_x = encode_hi_lo(x, tokens) if decode_hi_lo.are_hi_lo(x) else encode_matrix(x, tokens)
+    encode = encode_hi_lo if decode_hi_lo.are_hi_lo(x) else encode_matrix
     of_weight = encode_bytes(values, outputs) if matrix.is_packed else encode_matrix(values, outputs)
-    assert values.is_contiguous()
-    kernel.launch(blocks, (of_weight, rows_of_x), written, num_groups=-(-k // GROUP), groups=groups)
+    operands = of_weight, encode(x, kernel.tokens)
+    kernel.launch(parts * tokens // kernel.tokens, operands, written, num_groups=-(-k // GROUP), groups=groups)
     return next_square_sums
 
 
-def _choose(output: Output, x: Tensor, matrix: Matrix, tokens: int, *, norm: bool, writes: FormatId | None) -> _Kernel:
+def _pad(rows: int, matrix: Matrix, *, ordered: bool) -> int:
+    return in_tiles.pad(rows, packed=matrix.is_packed) if ordered else bucket_rows(rows)
+
+
+def _choose(
+    output: Output, x: Tensor, matrix: Matrix, tokens: int, *, norm: bool, writes: FormatId | None, ordered: bool
+) -> GemmKernel:
+    if ordered:
+        assert decode_hi_lo.are_hi_lo(x) == matrix.is_packed
+        return in_tiles.choose_kernel(output, matrix, tokens, norm=norm, writes=writes)
     assert refuses(matrix, tokens) is None and decode_hi_lo.are_hi_lo(x) == (order_for(matrix, tokens) is not None)
     if matrix.is_packed:
         assert tokens == bucket_rows(tokens)
@@ -292,15 +291,21 @@ def _choose(output: Output, x: Tensor, matrix: Matrix, tokens: int, *, norm: boo
     config = choose_gemm_config(output, tokens, matrix.n, k)
     name = kernel_name(output, tokens, config, norm=norm, writes=writes)
     stages, shared_bytes = -(-k // config.stage_k), config.shared_bytes(output, tokens)
-    return _Kernel(name, config.tile, config.cluster, 128 * config.groups + 64, stages, shared_bytes)
+    return GemmKernel(name, config.tile, tokens, config.cluster, config.threads, stages, shared_bytes)
 
 
-def _choose_packed(shape: Shape, *, norm: bool, writes: FormatId | None) -> _Kernel:
+def _choose_packed(shape: Shape, *, norm: bool, writes: FormatId | None) -> GemmKernel:
     config = _split_packed(shape)
     assert config is not None
     name = config.kernel_name(shape, norm=norm, writes=writes)
-    return _Kernel(
-        name, config.tile, config.cluster, config.threads, config.total_stages(shape), config.shared_bytes(shape)
+    return GemmKernel(
+        name,
+        config.tile,
+        shape.tokens,
+        config.cluster,
+        config.threads,
+        config.total_stages(shape),
+        config.shared_bytes(shape),
     )
 
 

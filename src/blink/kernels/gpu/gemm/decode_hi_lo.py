@@ -17,7 +17,7 @@ from torch import Tensor
 from blink.formats.schemes import UNIT_BYTES, FormatId
 from blink.kernels.gpu.device import cached
 from blink.kernels.gpu.gemm.pipeline_config import PipelineConfig, Shape, fill_pipeline, guess_config
-from blink.kernels.gpu.gemm.tile_configs import Output, gemm_key, read_table
+from blink.kernels.gpu.gemm.tile_configs import Output, gemm_key, read_table, shared_bytes_of
 
 HI_LO = 2  # csrc/kernels/common/hi_lo.cuh's kHiLo
 MAX_ROWS = 64
@@ -146,6 +146,18 @@ def _guess_config(shape: Shape) -> HiLoGemmConfig | None:
         lambda groups: _most_blocks(shape, groups),
         lambda groups, cluster, blocks: _fill(shape, groups, cluster, 1, blocks),
     )
+
+
+def refill(config: HiLoGemmConfig, of: Shape, shape: Shape) -> HiLoGemmConfig | None:
+    """Return a GEMM's tile config for other tokens, with other stages; None: there is none.
+
+    An SM holds as many blocks, if they fit.
+    """
+    if shape == of:
+        return config
+    most = min(_most_blocks(shape, config.groups), shared_bytes_of(1) // config.shared_bytes(of))
+    options = (_fill(shape, config.groups, config.cluster, config.boxes, each) for each in range(most, 0, -1))
+    return next((found for found in options if found is not None), None)
 
 
 def _list_groups(shape: Shape) -> tuple[int, ...]:

@@ -65,6 +65,11 @@ class GemmConfig:
         """Weight rows of a block."""
         return 64 * self.groups
 
+    @property
+    def threads(self) -> int:
+        """Threads of a block: those that multiply, and a warp each that copies and sums squares."""
+        return 128 * self.groups + 64
+
     def shared_bytes(self, output: Output, tokens: int) -> int:
         """Return the size of GemmShared."""
         pipeline = self.stages * (self.tile + tokens) * self.stage_k * 2
@@ -144,6 +149,20 @@ def _fill(output: Output, tokens: int, groups: int, cluster: int, stage_k: int, 
             return config if config.fits(output, tokens) else None
         stages -= 1
     return None
+
+
+def refill_gemm(config: GemmConfig, output: Output, of_tokens: int, tokens: int) -> GemmConfig | None:
+    """Return a tile config of so many tokens for other tokens, with other stages; None: there is none.
+
+    An SM holds as many blocks, if they fit.
+    """
+    if tokens == of_tokens:
+        return config if config.fits(output, tokens) else None
+    most = _SM_BYTES // (config.shared_bytes(output, of_tokens) + _RESERVED_BYTES)
+    options = (
+        _fill(output, tokens, config.groups, config.cluster, config.stage_k, blocks) for blocks in range(most, 0, -1)
+    )
+    return next((found for found in options if found is not None), None)
 
 
 def list_attention_configs(group: int, head_dim: int) -> Iterator[AttentionConfig]:
