@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from blink import LLM, SamplingParams
+from blink.engine import host_tier
 from model_families import save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -47,9 +48,13 @@ def answer(llm: LLM) -> Iterator[list[int]]:
             yield list(output.outputs[0].token_ids)
 
 
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("host_mib", [64, 2])  # room for all of it, and evictions of host blocks
-def test_answers_are_those_of_a_cache_with_room_for_all(model: str, host_mib: int) -> None:
-    """All prompts together take three times the KV cache."""
+def test_answers_are_those_of_a_cache_with_room_for_all(
+    model: str, host_mib: int, beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All prompts together take three times the KV cache. Copies are made before steps, or beside them."""
+    monkeypatch.setattr(host_tier, "COPIES_BESIDE_STEPS", beside)
     with LLM(model, num_gpu_blocks_override=1000, **OPTIONS) as llm:
         expected = [*answer(llm)]
     with LLM(model, num_gpu_blocks_override=34, kv_offloading_size=host_mib * MIB, **OPTIONS) as llm:

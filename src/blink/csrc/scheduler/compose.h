@@ -212,10 +212,12 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
     close_account(s);
     s.pass++;
     s.step_class = uint32_t(step_class);
+    s.host.wanted = 0;
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);
   page_adapters(env, s, now);
+  end_order_if_over(env, s);
   StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   if (takes_drafts(s, total)) total = choose_drafts(env, s, total);
   raise_floor(env, s);
