@@ -61,3 +61,20 @@ def test_answers_are_those_of_a_cache_with_room_for_all(
         assert [*answer(llm)] == expected
         stats = llm.stats()
         assert stats["host_hits"] > 0 and stats["host_blocks_stored"] > 30
+
+
+def test_long_answers_beside_restored_prefixes_are_those_of_a_cache_with_room_for_all(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows of launches end while copies are in flight, and prefixes come back while others decode."""
+    monkeypatch.setattr(host_tier, "COPIES_BESIDE_STEPS", True)
+    long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+    rounds = [[*batch, [5 + number]] for number, batch in enumerate(make_batches()[:8])]
+    params = [GREEDY, GREEDY, GREEDY, long]
+    answers: list[list[list[int]]] = []
+    for options in ({"num_gpu_blocks_override": 1000}, {"num_gpu_blocks_override": 44, "kv_offloading_size": 64 * MIB}):
+        with LLM(model, **OPTIONS, **options) as llm:
+            found = [llm.generate(prompts, params, use_tqdm=False) for prompts in rounds]
+            answers.append([list(output.outputs[0].token_ids) for outputs in found for output in outputs])
+            hits = llm.stats()["host_hits"]
+    assert answers[0] == answers[1] and hits > 0

@@ -6,6 +6,7 @@ The harness spoils what a copy will write until it is made, and sees that nobody
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,6 +131,37 @@ def test_a_sequence_waits_as_long_as_its_copies_take() -> None:
         engine.h.copy()
         run_until_finished(engine.h, engine.inbox, [engine.pair], [restored])
         assert engine.inbox.tokens(restored) == expected_tokens(LONG, 1, VOCAB)
+
+
+def test_the_next_copies_begin_while_a_step_runs() -> None:
+    with evicted() as engine:
+        engine.order()
+        engine.h.step(finish=False, copy=False)
+        hits = [int(engine.h.scheduler["statistics"]["host_hits"])]
+        for _ in range(2):
+            engine.h.copy()
+            assert engine.h.step(finish=False, copy=False) == StepResult.BUSY and restores(engine.h)
+            hits.append(int(engine.h.scheduler["statistics"]["host_hits"]))
+        assert [after - before for before, after in itertools.pairwise(hits)] == [MOST * 8, MOST * 8]
+
+
+def test_prompts_with_other_prefixes_take_turns() -> None:
+    with evicted(num_blocks=300) as engine:
+        for start in (60, 61, 62, 63):
+            complete(engine.h, engine.pair, prompt_of(700, start))
+            for _ in range(20):
+                engine.h.step()
+        two = [submit(engine.h, engine.pair, prompt_of(700, start), max_tokens=1) for start in (0, 30)]
+        while not restores(engine.h):
+            engine.h.step(copy=False)
+        restored = int(engine.h.scheduler["host"]["restored"])
+        engine.h.step(finish=False, copy=False)
+        engine.h.copy()
+        assert engine.h.step(finish=False, copy=False) == StepResult.BUSY
+        assert int(engine.h.scheduler["host"]["restored"]) not in (0, restored)
+        run_until_finished(engine.h, engine.inbox, [engine.pair], two)
+        for start, sequence in zip((0, 30), two, strict=True):
+            assert engine.inbox.tokens(sequence) == expected_tokens(prompt_of(700, start), 1, VOCAB)
 
 
 def test_two_prompts_with_one_prefix_restore_it_once() -> None:

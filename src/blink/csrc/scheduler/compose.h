@@ -207,6 +207,7 @@ BLINK_FN void open_account(State& s, uint32_t graph, const StepTotals& total, bo
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
 template <class Env>
 BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_t now) {
+  end_order_if_over(env, s);
   env.sync();
   if (env.lane() == 0) {
     close_account(s);
@@ -217,7 +218,6 @@ BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_
   }
   open_queue_pairs(env, s);
   page_adapters(env, s, now);
-  end_order_if_over(env, s);
   StepTotals total = choose_prompts(env, s, choose_decoders(env, s, now), now);
   if (takes_drafts(s, total)) total = choose_drafts(env, s, total);
   raise_floor(env, s);

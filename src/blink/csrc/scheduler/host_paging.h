@@ -191,6 +191,7 @@ BLINK_RARE_FN void end_order(Env& env, State& s) {
     if (is_there) s.statistics.host_hits += (host.order->end - host.order->begin) * s.geometry.block_size;
     for (uint32_t n = 0; is_there && n < count; n++) append_found(s, q, host.ordered_blocks[n], host.found[n]);
     for (uint32_t n = count; !is_there && n > 0; n--) drop_ordered(s, host.ordered_blocks[n - 1]);
+    if (is_there && host.wanted == 0) host.wanted = host.restored;  // it goes on, as no other waits
     host.num_ordered = host.restored = host.is_void = 0;
     s.stats_dirty = 1;
   }
