@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -87,11 +88,18 @@ def time_prefixes(client: EngineClient, prompts: Prompts) -> dict[str, list[floa
     return times
 
 
-def decode_beside(client: EngineClient, rows: int, seconds: float, arrivals: Iterator[Prompt]) -> NDArray[np.float64]:
-    """Return the gaps between tokens of so many sequences, in ms, while a request arrives each 0.2 s."""
+def decode_beside(
+    client: EngineClient, rows: int, seconds: float, arrivals: Iterator[Prompt]
+) -> tuple[NDArray[np.float64], list[float]]:
+    """Return the gaps between tokens of so many sequences while a request arrives each 0.2 s, and its times; in ms.
+
+    A request's time is from its submission to its token, on this process's clock.
+    """
     endless = SamplingParams(max_tokens=4000, ignore_eos=True, temperature=0.0)
     starts = [np.full(64, 100 + row, np.int32) for row in range(rows)]
     times: dict[int, list[int]] = {client.submit(start, endless, seed=row): [] for row, start in enumerate(starts)}
+    waiting: dict[int, float] = {}
+    first_tokens: list[float] = []
     begin = time.monotonic()
     next_arrival = begin + 0.5
     while time.monotonic() < begin + seconds:
@@ -99,17 +107,22 @@ def decode_beside(client: EngineClient, rows: int, seconds: float, arrivals: Ite
         if time.monotonic() > next_arrival:
             next_arrival += 0.2
             if (prompt := next(arrivals, None)) is not None:
-                submit(client, prompt)
+                waiting[submit(client, prompt)] = time.monotonic()
         for one in client.drain():
-            if one["kind"] == CqeKind.TOKEN and (own := times.get(int(one["sequence"]))) is not None:
-                own.append(int(one["time_ns"]))
+            if one["kind"] != CqeKind.TOKEN:
+                continue
+            sequence = int(one["sequence"])
+            if sequence in times:
+                times[sequence].append(int(one["time_ns"]))
+            elif sequence in waiting:
+                first_tokens.append((time.monotonic() - waiting.pop(sequence)) * 1e3)
     for sequence in times:
         client.cancel(sequence)
     end = time.monotonic() + 2
     while time.monotonic() < end:
         client.tick()
         client.drain()
-    return np.concatenate([np.diff(own[20:]) for own in times.values()]) / 1e6
+    return np.concatenate([np.diff(own[20:]) for own in times.values()]) / 1e6, first_tokens
 
 
 def main() -> None:
@@ -145,12 +158,14 @@ def report(client: EngineClient, options: argparse.Namespace) -> None:
         "in the KV cache": lambda: (prompts.make(0) for _ in itertools.count()),
         "restored": lambda: map(prompts.make, itertools.count()),
     }
-    print(f"{'arrivals':18}{'gap p50 ms':>12}{'p99 ms':>9}{'p99.9 ms':>10}{'tokens restored':>17}")
+    print(f"{'arrivals':18}{'gap p50 ms':>12}{'p99 ms':>9}{'p99.9 ms':>10}{'TTFT p50 ms':>13}{'tokens restored':>17}")
     for name, arrivals in kinds.items():
         before = client.stats()["host_hits"]
-        gaps = decode_beside(client, options.rows, options.seconds, arrivals())
+        gaps, first_tokens = decode_beside(client, options.rows, options.seconds, arrivals())
         p50, p99, p999 = np.percentile(gaps, [50, 99, 99.9])
-        print(f"{name:18}{p50:12.3f}{p99:9.3f}{p999:10.3f}{client.stats()['host_hits'] - before:17}", flush=True)
+        ttft = statistics.median(first_tokens) if first_tokens else math.nan
+        hits = client.stats()["host_hits"] - before
+        print(f"{name:18}{p50:12.3f}{p99:9.3f}{p999:10.3f}{ttft:13.2f}{hits:17}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from blink.errors import ConfigError
 from blink.kernels.batch import Batch
 from blink.kernels.layer_cache import KvCache
 from blink.kernels.lora import WeightParts
+from blink.kv_offload import OffloadConfig
 from blink.lora_config import LoraConfig
 from blink.models.mtp import MtpHead
 from blink.models.weights.loader import load_model
@@ -39,6 +40,7 @@ from tiny_model import BLOCK_BYTES, write_tiny_model
 pytest.importorskip("cuda.core", reason="needs the packages of the gpu extra")
 gpu = pytest.importorskip("blink.engine.gpu")
 gpu_adapters = pytest.importorskip("blink.engine.gpu_adapters")
+gpu_host_tier = pytest.importorskip("blink.engine.gpu_host_tier")
 
 GIB = 1 << 30
 Log = list[tuple[int, int, str] | tuple[Bucket, range] | int | str]
@@ -64,6 +66,10 @@ class DeviceTwin:
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
         self.log.append(index)
         run_step()
+
+    def capture_block_copy(self, copy: Callable[[], None]) -> None:
+        self.log.append("block copies")
+        copy()
 
     def time(self, index: int) -> float:
         self.log.append(f"time {index}")
@@ -245,6 +251,27 @@ def test_copies_are_captured_only_where_the_scheduler_orders_them(log: Log, monk
     scheduler.capture_copy.assert_called_once()
     scheduler.capture_copy.call_args.args[0]()
     assert log == ["copy to 2 GPUs by 4 words"] * 2
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_blocks_are_copied_by_each_step_or_by_a_graph_of_their_own(
+    beside: bool, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, offload = base.host_sizes, OffloadConfig(kv_offloading_size=1 / 1024)
+    monkeypatch.setattr(base, "host_sizes", lambda *of: sizes(*of) | {"copies_beside": int(beside)})
+    for name in ("copy_listed", "mark_done", "let_gpu_read"):
+        monkeypatch.setattr(gpu_host_tier, name, lambda *_, name=name: log.append(name))
+    engine, _ = boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, num_gpu_blocks_override=77, kv_offload=offload)
+    begins = [step for copies, step in itertools.pairwise(log) if copies == "copy_listed"]
+    if beside:
+        order = log.index("block copies")
+        assert log[order - 2 : order] == ["copy_listed", "mark_done"], "the kernels are loaded before they are captured"
+        assert log[order + 1 : order + 3] == ["copy_listed", "mark_done"]
+        assert begins == ["mark_done", "mark_done"]
+    else:
+        assert len(begins) > 30 and "mark_done" not in log and "block copies" not in log
+        assert all(isinstance(step, tuple) for step in begins)
+    assert engine.run() == 0
 
 
 def test_a_gpu_without_room_for_a_block_is_refused(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ BLINK_RARE_FN void evict(Env& env, State& s, uint32_t wanted) {
     const uint32_t rank = env.scan(live, total);
     const bool take = live && rank < wanted;
     if (take) s.victims[rank] = entry.block;
-    const uint32_t consumed = total <= wanted ? count : env.most(take ? lane + 1 : 0);
+    const uint32_t consumed = total < wanted ? count : env.most(take ? lane + 1 : 0);
     const uint32_t taken = least(total, wanted);
     env.sync();
     if (lane == 0) {
@@ -78,7 +78,10 @@ BLINK_RARE_FN void compact_lru(Env& env, State& s) {
     kept += total;
     env.sync();
   }
-  if (env.lane() == 0) counts.lru_count = kept;
+  if (env.lane() == 0) {
+    counts.lru_count = kept;
+    Pool::note_places(s);
+  }
   env.sync();
 }
 
