@@ -110,7 +110,10 @@ def pretended_gpu(note: Callable[[str], None], gpu: SimpleNamespace = H100) -> I
         del grid, warmup
         note(_describe(self, options))
 
+    forget = vars(arguments)["_packing"].cache_clear  # packers keep what finds addresses
+    forget()
     with ExitStack() as stack:
+        stack.callback(forget)
         for name, value in cuda.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.object(torch._C, "_set_sm_carveout_experimental", lambda _: None, create=True))
