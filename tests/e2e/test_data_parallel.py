@@ -34,7 +34,7 @@ class Pair(Served):
     @property
     def http(self) -> httpx.Client:
         if not hasattr(self, "_http"):
-            limits = httpx.Limits(max_connections=200)
+            limits = httpx.Limits(max_connections=200, keepalive_expiry=1)  # before the server ends idle ones
             url = f"http://127.0.0.1:{self.port}"
             self._http = httpx.Client(base_url=url, timeout=PATIENCE, trust_env=False, verify=False, limits=limits)
         return self._http
