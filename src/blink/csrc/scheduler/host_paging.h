@@ -43,6 +43,22 @@ BLINK_RARE_FN void place_order(Env& env, State& s, uint32_t count) {
   if (!env.copy(order)) fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, count);
 }
 
+// Copy the tokens of the blocks of `count` copies in the ring, from number `first` on.
+template <class Env>
+BLINK_RARE_FN void copy_tokens(Env& env, State& s, uint32_t first, uint32_t count) {
+  const uint32_t size = s.geometry.block_size;
+  for (uint32_t at = env.lane(); at < count * size; at += env.lanes()) {
+    const HostCopy& copy = s.host.copies[(first + at / size) & (s.geometry.host_copies - 1)];
+    int32_t& own = block_tokens(s, copy.block)[at % size];
+    int32_t& on_host = host_tokens(s, copy.host_block)[at % size];
+    if (copy.to_host)
+      on_host = own;
+    else
+      own = on_host;
+  }
+  env.sync();
+}
+
 // Order the next blocks of the sequence that waits. Returns whether there are any.
 template <class Env>
 BLINK_RARE_FN bool order_restoration(Env& env, State& s) {
@@ -58,7 +74,7 @@ BLINK_RARE_FN bool order_restoration(Env& env, State& s) {
   if (hit.blocks == 0) return false;
   if (s.num_free_blocks < hit.host_blocks) evict<FullPool>(env, s, hit.host_blocks - s.num_free_blocks);
   env.sync();
-  const uint32_t first_copy = host.copies_tail, size = s.geometry.block_size;
+  const uint32_t first_copy = host.copies_tail;
   env.sync();
   for (uint32_t n = 0; n < hit.blocks && env.lane() == 0; n++) {
     const bool is_on_host = host.found[n] & kHostBit;
@@ -68,11 +84,7 @@ BLINK_RARE_FN bool order_restoration(Env& env, State& s) {
     if (is_on_host) add_copy(s, {block, host.found[n] & ~kHostBit, 0});
   }
   env.sync();
-  for (uint32_t at = env.lane(); at < hit.host_blocks * size; at += env.lanes()) {
-    const HostCopy& copy = host.copies[(first_copy + at / size) & (s.geometry.host_copies - 1)];
-    block_tokens(s, copy.block)[at % size] = host_tokens(s, copy.host_block)[at % size];
-  }
-  env.sync();
+  copy_tokens(env, s, first_copy, hit.host_blocks);
   if (env.lane() == 0) {
     const Sequence& q = s.sequences[host.wanted - 1];
     host.restored = host.wanted;
@@ -136,18 +148,14 @@ BLINK_RARE_FN uint32_t hold_stored(State& s, uint32_t chosen) {
 // Order that blocks be stored which would be evicted next.
 template <class Env>
 BLINK_RARE_FN void order_store(Env& env, State& s) {
-  const uint32_t chosen = choose_stored(env, s, most_ordered(s)), size = s.geometry.block_size;
+  const uint32_t chosen = choose_stored(env, s, most_ordered(s));
   if (chosen == 0) return;
   const uint32_t first_copy = s.host.copies_tail;
   env.sync();
   uint32_t held = 0;
   if (env.lane() == 0) held = hold_stored(s, chosen);
   held = env.share(held);
-  for (uint32_t at = env.lane(); at < held * size; at += env.lanes()) {
-    const HostCopy& copy = s.host.copies[(first_copy + at / size) & (s.geometry.host_copies - 1)];
-    host_tokens(s, copy.host_block)[at % size] = block_tokens(s, copy.block)[at % size];
-  }
-  env.sync();
+  copy_tokens(env, s, first_copy, held);
   if (env.lane() == 0 && held > 0) place_order(env, s, held);
   env.sync();
 }

@@ -63,20 +63,27 @@ BLINK_RARE_FN uint32_t take_host_block(State& s) {
   return kNone;
 }
 
-// Whether the host has a registered block's content.
-BLINK_FN bool is_on_host(const State& s, uint32_t block) {
-  const uint32_t entry = s.host.table[find_entry(host_table(s), s.block_hashes[block])];
+// The host block with a registered block's hash, plus one; 0: there is none.
+BLINK_FN uint32_t find_host_entry(const State& s, uint32_t block) {
+  return s.host.table[find_entry(host_table(s), s.block_hashes[block])];
+}
+
+// Whether the host block of an entry has a registered block's content.
+BLINK_FN bool has_content(const State& s, uint32_t entry, uint32_t block) {
   return entry != 0 && s.host.ids[entry - 1] == registration_of(s, block);
 }
+
+// Whether the host has a registered block's content.
+BLINK_FN bool is_on_host(const State& s, uint32_t block) { return has_content(s, find_host_entry(s, block), block); }
 
 // The same. The host block then stays for longer. One of other content that has the hash gives way, unless it is
 // pinned.
 BLINK_RARE_FN bool renew_on_host(State& s, uint32_t block) {
-  const uint32_t entry = s.host.table[find_entry(host_table(s), s.block_hashes[block])];
+  const uint32_t entry = find_host_entry(s, block);
   if (entry == 0) return false;
   HostMark& mark = s.host.marks[entry - 1];
   if (mark == HostMark::kPinned) return true;
-  const bool is_same = is_on_host(s, block);
+  const bool is_same = has_content(s, entry, block);
   if (is_same)
     mark = HostMark::kHot;
   else
