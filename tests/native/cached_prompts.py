@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from blink.link.queue_pair import QueuePair
 from blink.sampling_params import SamplingParams
 from harness import Harness, Inbox, expected_tokens, run_until_finished, submission
@@ -25,6 +27,18 @@ def complete(h: Harness, pair: QueuePair, prompt: list[int], hashes: bytes | Non
     cached = inbox.cached(sequence)
     assert cached is not None
     return cached
+
+
+def check_restored(h: Harness, settle: Callable[[], None] = lambda: None) -> None:
+    """Check that a prompt is restored which a KV cache of 128 tokens has evicted; settle: run before that."""
+    pair = h.frontend()
+    complete(h, pair, prompt_of(60))
+    settle()
+    fill(h, pair)
+    computed = h.statistic("computed_tokens")
+    assert complete(h, pair, prompt_of(60)) == 56
+    assert h.statistic("host_hits") == 56
+    assert h.statistic("computed_tokens") - computed == 4 + 2, "only what no cache held is computed"
 
 
 def fill(h: Harness, pair: QueuePair) -> None:
