@@ -128,8 +128,7 @@ class GpuWeights:
         Raises:
             ConfigError: there is too little memory.
         """
-        if self._parts is not None:
-            self._parts.weights.map()
+        self._find_parts().weights.map()
 
     def free_kv_cache(self) -> None:
         """Free the KV cache."""
