@@ -16,7 +16,7 @@ _SHARED_ELEMENTS = 1 << 15  # from which on PyTorch shares an operation among th
 
 def activate(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
     """Compute activate with PyTorch, in parts that one thread computes: at borders, bits differ from a vector's."""
-    if activation == "silu" and gate_up.dtype == torch.float32 and gate_up.is_contiguous():
+    if activation == "silu" and gate_up.is_cpu and gate_up.dtype == torch.float32 and gate_up.is_contiguous():
         return gate_natively(gate_up)
     rows = max(1, 2 * (_SHARED_ELEMENTS - 1) // gate_up.shape[-1])
     if gate_up.shape[0] <= rows:

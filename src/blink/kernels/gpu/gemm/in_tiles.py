@@ -18,7 +18,7 @@ from blink.kernels.gpu.gemm.pipeline_config import Shape
 from blink.kernels.gpu.gemm.tile_configs import Output, choose_gemm_config, refill_gemm
 from blink.plan.site import first_reason
 
-HAS_RUN_ON_GPU = False  # until tests/gpu/test_ordered_kernels.py and test_deterministic_gpu.py have passed there
+HAS_RUN_ON_GPU = True  # until tests/gpu/test_ordered_kernels.py and test_deterministic_gpu.py have passed there
 # Tokens that an MMA multiplies; 0: all of a tile. No document says that MMAs of 16 and of 64 tokens add alike.
 INSTRUCTION = 16
 _CONFIG_ROWS = 16  # whose tile configs all sizes of step have

@@ -24,7 +24,7 @@ from blink.kernels.gpu.pdl import launch_options
 
 MOST_TOKENS = 64
 # Whether they start before the kernel in front of them has ended; until tests/gpu/test_lora_steps.py has run so.
-EARLY: Final = False
+EARLY: Final = True
 _MOST_WAYS = 16  # adapters that have programs; of more, a program has several
 _CHUNK_BYTES = 512  # of a row, for one program of shrink
 _MOST_TILE, _WIDE = 256, 8192  # rows of a weight that a program of expand has, where the weight has more than so many
