@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
 
 from blink.errors import ConfigError
 from blink.option import option, require
 
 UPDATING_VARIABLE = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
 MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # vLLM's
-LATENT_ON_GPU: Final[bool] = False  # whether a GPU serves adapters of latent attention: not before that has run there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

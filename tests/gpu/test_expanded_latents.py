@@ -188,11 +188,13 @@ def divide(rows: Rows, room: int) -> tuple[list[int], list[int], list[int], list
     """Return what divide_rows() does, token by token: of each row the first three."""
     expanded, starts, skipped, sources, absorbed = [], [], [], [], []
     batch = make_latent_batch(rows, max_tokens=sum(count for count, _ in rows), max_rows=len(rows))
-    left = room
+    left, wanted = room, 0
     for row, (count, length) in enumerate(rows):
         earlier = length - count
         taken = min(earlier, left)
-        is_expanded = count > 1 and (count >= LEAST or (earlier == 0 and count >= ALONE_LEAST))
+        is_prompt = count > 1 and (count >= LEAST or (earlier == 0 and count >= ALONE_LEAST))
+        wanted += earlier if is_prompt else 0
+        is_expanded = is_prompt and (earlier == 0 or wanted <= 2 * room)
         number = count + taken if is_expanded else 0
         left -= taken if is_expanded else 0
         blocks, places = find_cells(batch, row, length)

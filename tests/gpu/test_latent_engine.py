@@ -34,7 +34,6 @@ def test_expanded_prompts_give_the_tokens_of_transformers(
     name: str, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts run in chunks of at most 56 tokens; kept: earlier tokens that there is room for."""
-    monkeypatch.setattr(expanded, "TESTED", True)
     monkeypatch.setattr(expanded, "LEAST_TOKENS", 24)
     monkeypatch.setattr(expanded, "count_least_queries", lambda _: 20)
     monkeypatch.setattr(expanded, "count_room", lambda *_: kept)

@@ -8,18 +8,13 @@ from pathlib import Path
 import pytest
 from test_lora_engine import open_llm
 
-from blink import LoRARequest, lora_config
+from blink import LoRARequest
 from lora_adapters import find_targets, merge, write_adapter
 from lora_calls import generate, make_prompts
 from lora_experts import LLAMA, merge_experts, write_by_expert, write_fused
 from model_families import save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def _runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lora_config, "LATENT_ON_GPU", True)
 
 
 def check_merged(folder: Path, adapter: Path) -> None:
@@ -43,7 +38,6 @@ def test_an_adapter_of_experts_is_as_if_it_were_merged(name: str, tmp_path: Path
     check_merged(tmp_path, adapter)
 
 
-@pytest.mark.usefixtures("_runs")
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v2"])
 def test_an_adapter_of_latent_attention_is_as_if_it_were_merged(name: str, tmp_path: Path) -> None:
     model = save_model(name, tmp_path / "base", qk_rope_head_dim=16, head_dim=16)  # kernels take 16 rows at least

@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from attention_batch import Rows
-from blink.formats.base import Weight, matrix_of, plain
+from blink.formats.base import Weight, plain
 from blink.formats.fp8 import quantize_fp8
 from blink.formats.packed import PackedWeight, pack, unpack
 from blink.formats.schemes import FormatId
@@ -35,7 +35,6 @@ from blink.kernels.gpu.attention.decode import decode_attention, list_tokens
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm import in_tiles, ordered
 from blink.kernels.gpu.gemm.hi_lo import split_rows
-from blink.kernels.gpu.gemm.tile_configs import Output
 
 pytestmark = pytest.mark.skipif(not has_warpgroups(), reason="needs Hopper's warpgroup MMAs")
 
@@ -44,11 +43,6 @@ ALL_ROWS = 300
 # Rows alone at each end of a tile, and tiles of each size that begin anywhere.
 ALONE = (0, 1, 7, 8, 15, 16, 31, 47, 63, 64, 127, 128, 299)
 PARTS = ((0, 2), (3, 11), (3, 19), (7, 39), (9, 70), (0, 65), (50, 147), (1, 129), (100, 300))
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
 
 
 def same_bits(found: Tensor, expected: Tensor, what: object = "") -> None:
@@ -126,12 +120,6 @@ def test_rows_of_gemms_are_the_rows_alone(hidden: int, inner: int, packed: bool)
     for first, end in (*((row, row + 1) for row in ALONE), *PARTS):
         for name, found in layer.run(first, end).items():
             same_bits(found, whole[name][first:end], (name, first, end))
-
-
-def test_kernels_that_no_gpu_has_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", False)
-    matrix = matrix_of(draw(64, 64))
-    assert in_tiles.refuses(matrix, Output.STORE) == "kernels that have not run on a GPU yet"
 
 
 LENGTH, MOST_DRAFTS = 700, 15

@@ -24,18 +24,12 @@ if not torch.cuda.is_available():
 
 from test_decode_kernels import error, make_decoder
 
-from blink.kernels.gpu.gemm import in_tiles
 from blink.kernels.gpu.launch import launch
 
 pytestmark = pytest.mark.skipif(not has_warpgroups(), reason="needs Hopper's warpgroup MMAs")
 
 PROMPTS = [(1, 40), (150, 0), (1, 17), (5, 0)]  # tokens of a step, and those before
 TEXT = 100
-
-
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
 
 
 @pytest.fixture(params=["biases", "norms"])

@@ -50,9 +50,15 @@ def spec_of(mlp: Any = None, **options: Any) -> ModelSpec:
 
 @pytest.fixture(params=[False, True], ids=["chunks", "ordered"])
 def is_ordered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Tell by which kernels steps run: by those of decoding once a GPU has run them."""
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", request.param)
+    """Tell by which kernels steps run: those of decoding, or those of models that they refuse."""
+    if not request.param:
+        refuse_order(monkeypatch)
     return request.param
+
+
+def refuse_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps have the kernels in chunks."""
+    monkeypatch.setattr(in_tiles, "refuses", lambda *_: "other kernels are tested")
 
 
 def test_all_sizes_of_step_have_the_same_kernels(is_ordered: bool) -> None:
@@ -130,7 +136,10 @@ def test_biases_of_projections_and_head_norms_are_taken(options: dict[str, Any])
     check_deterministic(expected_sites(spec_of(**options), 16), "cuda")
 
 
-def test_doctor_prints_the_plan_or_why_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_prints_the_plan_or_why_there_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_order(monkeypatch)
     plan = ["doctor", str(LLAMA), "--plan", "--gpu", "h200", "--max-num-seqs", "4", "--deterministic"]
     assert main(plan) == 0
     shown = capsys.readouterr().out
@@ -144,13 +153,8 @@ def test_doctor_prints_the_plan_or_why_there_is_none(capsys: pytest.CaptureFixtu
     assert "leave --tensor-parallel-size out" in capsys.readouterr().err
 
 
-def test_doctor_prints_the_plan_of_one_order(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_prints_the_plan_of_one_order(capsys: pytest.CaptureFixture[str]) -> None:
     plan = ["doctor", str(LLAMA), "--plan", "--gpu", "h200", "--max-num-seqs", "4", "--deterministic"]
-    assert main(plan) == 0
-    assert "(kernels that have not run on a GPU yet)" in capsys.readouterr().out
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
     assert main(plan) == 0
     shown = capsys.readouterr().out
     assert "decode attention of one order cluster of 4, 4 warps, 2 stages\n" in shown
@@ -167,10 +171,7 @@ def test_doctor_prints_the_plan_of_one_order(
     ],
     ids=["heads", "group", "size"],
 )
-def test_models_that_decode_kernels_refuse_have_the_others_in_all_steps(
-    options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
+def test_models_that_decode_kernels_refuse_have_the_others_in_all_steps(options: dict[str, Any], reason: str) -> None:
     with supposing("h200"):
         sites = expected_sites(options["spec"], 16)
         plans = plan_model(DeterministicDevice(), sites, list_buckets(EngineConfig(max_num_batched_tokens=1024))).steps
@@ -223,10 +224,9 @@ def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form
 
 @pytest.mark.parametrize("form", ["bf16", "fp8"])
 def test_no_kernel_of_one_order_depends_on_the_size_of_a_step_but_for_its_tiles(
-    form: str, monkeypatch: pytest.MonkeyPatch
+    form: str,
 ) -> None:
     """A GEMM of a layer has one split of k; attention of stored tokens differs in when it waits alone."""
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
     launched = launch_all(form)
     gemm, split = ("gemm_hi_lo_in_tiles", {"gemm.hi_lo._split_row"}) if form == "fp8" else ("gemm_in_tiles", set[str]())
     assert names_of(launched) == {"embed", gemm, "attend", "store_heads", "rms_norm._norm"} | split | SAMPLER

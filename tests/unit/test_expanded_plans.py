@@ -54,21 +54,17 @@ def choose(bucket: Bucket) -> Choice:
         return plan_step(GpuDevice(), model, bucket).layers[1].attend
 
 
-def test_prompts_are_not_expanded_until_a_gpu_has_run_it() -> None:
-    found = choose(PROMPTS)
+def test_decode_steps_are_not_offered_expanded_prompts() -> None:
+    found = choose(Bucket(32, 32, decoding=True))
     assert found.kernel == LATENT_ATTENTION
-    assert found.refused == (f"{expanded.EXPANDED} (not tested on a GPU yet)",)
-    assert choose(Bucket(32, 32, decoding=True)).refused == ()
+    assert found.refused == ()
 
 
 @pytest.mark.parametrize(
     ("tokens", "rows", "reason"),
     [(2048, 256, None), (1024, 256, None), (1008, 256, "fewer than 1024 tokens"), (1024, 1024, "no prompts")],
 )
-def test_steps_of_many_tokens_expand_prompts(
-    tokens: int, rows: int, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(expanded, "TESTED", True)
+def test_steps_of_many_tokens_expand_prompts(tokens: int, rows: int, reason: str | None) -> None:
     found = choose(Bucket(tokens, rows, decoding=False))
     assert (found.kernel == expanded.EXPANDED) == (reason is None)
     if reason is None:
@@ -101,7 +97,6 @@ def take_first(name: str, candidates: dict[str, Callable[[], Tensor]]) -> Tensor
 
 
 def test_a_layer_of_expanded_prompts_launches_its_kernels_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expanded, "TESTED", True)
     monkeypatch.setattr(autotuner, "compute", take_first)
     monkeypatch.setattr(launch_traces, "_CONFIGS", _CONFIGS)
     lines: list[str] = []

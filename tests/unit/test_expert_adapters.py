@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_lora_models import generate, open_llm
 
-from blink import LoRARequest, lora_config
+from blink import LoRARequest
 from blink.adapters.modules import find_weights, list_modules
 from blink.config import ModelConfig
 from blink.errors import BadRequestError
@@ -98,15 +98,13 @@ def test_an_adapter_of_latent_attention_is_as_if_it_were_merged(name: str, tmp_p
     assert sum(one != other for one, other in zip(found, plain, strict=True)) > 2, "the adapter does little"
 
 
-def test_a_gpu_refuses_them_at_one_place_until_they_have_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_takes_what_the_cpu_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_model("deepseek_v3", tmp_path)
     model = load_model(ModelConfig(model=str(tmp_path)), torch.device("cpu"), torch.float32)
+    on_cpu = {name: module.refusal for name, module in list_modules(model).items()}
     monkeypatch.setattr(model, "device", torch.device("cuda"))
-    for of_latents in (False, True):
-        monkeypatch.setattr(lora_config, "LATENT_ON_GPU", of_latents)
-        refused = {name for name, module in list_modules(model).items() if module.refusal}
-        assert not any("experts" in name for name in refused)
-        assert ("layers.1.self_attn.q_b_proj" in refused) is not of_latents
-        assert "layers.1.self_attn.kv_b_proj" in refused
-        assert "layers.1.mlp.shared_experts.up_proj" not in refused
-        assert any(parts.experts for parts in find_weights(model).values())
+    assert {name: module.refusal for name, module in list_modules(model).items()} == on_cpu
+    assert [name for name, refusal in on_cpu.items() if refusal] == [
+        f"layers.{index}.self_attn.kv_b_proj" for index in range(len(model.layers))
+    ]
+    assert any(parts.experts for parts in find_weights(model).values())

@@ -34,11 +34,6 @@ _PER_TOKEN = {Output.GATE: ("FADD", "FMUL", "FFMA", "MUFU.EX2", "MUFU.RSQ"), Out
 _MODELS = ("llama-3-8b", "qwen3-32b")
 
 
-@pytest.fixture(autouse=True)
-def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_tiles, "HAS_RUN_ON_GPU", True)
-
-
 def matrices_of(model: str, *, fp8: bool) -> list[tuple[Matrix, Output]]:
     sites = expected_sites(read_spec(_CONFIGS / model), 16, fp8=fp8)
     layer = sites.layers[0]

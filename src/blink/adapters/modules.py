@@ -10,7 +10,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from blink import lora_config
 from blink.adapters.expert_modules import list_experts
 from blink.adapters.module import ALL, Module
 from blink.errors import ConfigError
@@ -28,7 +27,6 @@ from blink.models.weights.cuts import Cut, Cuts, Whole
 from blink.models.weights.decoder_loader import list_projections, order_rows
 from blink.models.weights.latent_loader import order_key, order_queries
 
-_NOT_ON_GPU = "it is served with --device cpu only"
 _NOT_ON_RANKS = "it is served without --tensor-parallel-size only"
 _ABSORBED = "latent attention has this matrix in its queries and its results, where adapters do not reach it"
 
@@ -67,7 +65,7 @@ def list_modules(model: Decoder) -> Mapping[str, Module]:
             cut = find_cut(f"model.layers.{index}.{name}.weight")
             found[f"layers.{index}.{family.tensor_names.get(name, name)}"] = replace(module, cut=cut)
         latent = _list_latent(spec, weights, model.spec.hidden_size)
-        found |= _place(index, latent, refused or (_NOT_ON_GPU if is_gpu and not lora_config.LATENT_ON_GPU else ""))
+        found |= _place(index, latent, refused)
         experts = list_experts(weights.mlp, family.experts)
         found |= _place(index, experts, refused or (_refuse_experts(weights.mlp) if is_gpu else ""))
     return found

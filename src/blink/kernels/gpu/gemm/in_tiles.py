@@ -18,7 +18,6 @@ from blink.kernels.gpu.gemm.pipeline_config import Shape
 from blink.kernels.gpu.gemm.tile_configs import Output, choose_gemm_config, refill_gemm
 from blink.plan.site import first_reason
 
-HAS_RUN_ON_GPU = True  # until tests/gpu/test_ordered_kernels.py and test_deterministic_gpu.py have passed there
 # Tokens that an MMA multiplies; 0: all of a tile. No document says that MMAs of 16 and of 64 tokens add alike.
 INSTRUCTION = 16
 _CONFIG_ROWS = 16  # whose tile configs all sizes of step have
@@ -37,7 +36,6 @@ def refuses(matrix: Matrix, output: Output) -> str | None:
     """Say why the kernels do not take a weight, whatever the number of rows; None: they do."""
     reason = first_reason(
         {
-            "kernels that have not run on a GPU yet": not HAS_RUN_ON_GPU,
             f"a matrix in {matrix.dtype} as {matrix.layout.value}": matrix.encoding is None
             or (matrix.is_packed and matrix.encoding != FP8_ROW),
             "no Hopper": not has_warpgroups(),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Final
 
 import torch
 import triton
@@ -31,7 +30,6 @@ from blink.kernels.operands import LATENT_EPS, ExpandedSizes, Expansion, KvScale
 from blink.plan.site import Bucket, first_reason
 
 EXPANDED = "latent attention to expanded prompts"
-TESTED: Final = False  # whether tests/gpu/test_expanded_latents.py has passed on a GPU, and the benchmark was run
 LEAST_TOKENS = 1024  # of a step, by rule until it is timed: kernels of shorter ones are no longer than their launches
 ROOM_BYTES = 512 << 20  # for keys and values of earlier tokens, beside those of a step's own
 _MAX_HEAD = 256  # of what a head multiplies, and of its values: an SM's registers and shared memory hold a tile
@@ -45,7 +43,6 @@ def refuses(sizes: ExpandedSizes, bucket: Bucket) -> str | None:
             f"fewer than {LEAST_TOKENS} tokens": bucket.tokens < LEAST_TOKENS,
             f"heads of {sizes.nope} and {sizes.value}": max(sizes.nope, sizes.value) > _MAX_HEAD,
             "keys and values longer than latents": sizes.nope + sizes.value >= 2 * sizes.latents.rank,
-            "not tested on a GPU yet": not TESTED,
         }
     )
 

@@ -20,6 +20,7 @@ from blink.kernels.gpu.attention.work import FIRST_TOKEN, ITEM_WORDS, NUM_QUERIE
 from blink.kernels.operands import ExpandedSizes
 
 LEAST_ALONE = 64  # queries of a row without earlier tokens, from which on it is expanded
+_MOST_ROOMS = tl.constexpr(2)  # of earlier tokens, with which a row is expanded: the kernel for those left out is slow
 _PLACES = 32  # of a program
 _ITEMS = 128
 
@@ -102,8 +103,10 @@ def _divide(
     queries = queries_end - tl.load(query_starts + rows, mask=is_row, other=num_tokens)
     earlier = tl.load(context_lens + rows, mask=is_row, other=0) - queries
     is_long = (queries >= least) | ((earlier == 0) & (queries >= LEAST_ALONE))
-    is_expanded = is_row & (rows >= tl.load(header + _NUM_DECODE_ROWS)) & is_long
-    wanted = tl.where(is_expanded, earlier, 0)
+    is_prompt = is_row & (rows >= tl.load(header + _NUM_DECODE_ROWS)) & is_long
+    wanted = tl.where(is_prompt, earlier, 0)
+    is_expanded = is_prompt & ((wanted == 0) | (tl.cumsum(wanted, 0) <= _MOST_ROOMS * room))
+    wanted = tl.where(is_expanded, wanted, 0)
     left = tl.maximum(room - (tl.cumsum(wanted, 0) - wanted), 0)
     taken = tl.minimum(wanted, left)
     skipped = wanted - taken

@@ -9,8 +9,6 @@ loads them while it waits. Shrink shares k, and expand adds the parts up in thei
 
 from __future__ import annotations
 
-from typing import Final
-
 import torch
 import triton
 import triton.language as tl
@@ -23,8 +21,6 @@ from blink.kernels.gpu.lora.update import add_to_rows, find_first
 from blink.kernels.gpu.pdl import launch_options
 
 MOST_TOKENS = 64
-# Whether they start before the kernel in front of them has ended; until tests/gpu/test_lora_steps.py has run so.
-EARLY: Final = True
 _MOST_WAYS = 16  # adapters that have programs; of more, a program has several
 _CHUNK_BYTES = 512  # of a row, for one program of shrink
 _MOST_TILE, _WIDE = 256, 8192  # rows of a weight that a program of expand has, where the weight has more than so many
@@ -92,7 +88,7 @@ def _block(tokens: int) -> int:
 
 
 def _launch(x: Tensor, *, early: bool) -> dict[str, bool | int]:
-    pdl = EARLY and early and x.is_cuda and has_clusters()
+    pdl = early and x.is_cuda and has_clusters()
     return {"PDL": pdl, "num_warps": 4, **launch_options(pdl=pdl)}
 
 
