@@ -12,17 +12,13 @@ from blink.models.weights.token_table import let_gpu_read
 from triton_interpreter import IS_INTERPRETED
 
 host_blocks = pytest.importorskip("blink.kernels.gpu.host_blocks")
-mark_done = pytest.importorskip("blink.kernels.gpu.copy_order").mark_done
 
 RING = 16
 
 
 @pytest.mark.parametrize("words", [16, 100, 4096, 5000])
 @pytest.mark.parametrize(("first", "count"), [(0, 0), (3, 9), (13, 16), (-5, 12)])
-@pytest.mark.parametrize("width", [host_blocks.BEFORE_STEP, host_blocks.BESIDE_STEPS])
-def test_copies_are_made_in_their_order(
-    device: torch.device, words: int, first: int, count: int, width: tuple[int, int]
-) -> None:
+def test_copies_are_made_in_their_order(device: torch.device, words: int, first: int, count: int) -> None:
     script = random.Random(words + count)
     draw = torch.Generator().manual_seed(words)
     cache = torch.randint(-(1 << 30), 1 << 30, (3, 6, words), dtype=torch.int32, generator=draw)
@@ -39,12 +35,8 @@ def test_copies_are_made_in_their_order(
     own = cache.to(device)
     if not IS_INTERPRETED:
         let_gpu_read(host)
-    order = torch.tensor([first, first + count, 7, 6], dtype=torch.int32, device=device)
-    host_blocks.copy_listed(
-        own, host, torch.tensor(copies, dtype=torch.int32, device=device), order, host_blocks.Width(*width)
-    )
-    mark_done(order)
+    bounds = torch.tensor([first, first + count], dtype=torch.int32, device=device)
+    host_blocks.copy_listed(own, host, torch.tensor(copies, dtype=torch.int32, device=device), bounds)
     if not IS_INTERPRETED:
         torch.cuda.synchronize()
     assert torch.equal(own.cpu(), expected) and torch.equal(host, kept)
-    assert order.tolist() == [first, first + count, 7, 7]

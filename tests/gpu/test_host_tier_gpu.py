@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from blink import LLM, SamplingParams
-from blink.engine import host_tier
 from model_families import save_model
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -48,13 +47,9 @@ def answer(llm: LLM) -> Iterator[list[int]]:
             yield list(output.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("host_mib", [64, 2])  # room for all of it, and evictions of host blocks
-def test_answers_are_those_of_a_cache_with_room_for_all(
-    model: str, host_mib: int, beside: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All prompts together take three times the KV cache. Copies are made before steps, or beside them."""
-    monkeypatch.setattr(host_tier, "COPIES_BESIDE_STEPS", beside)
+def test_answers_are_those_of_a_cache_with_room_for_all(model: str, host_mib: int) -> None:
+    """All prompts together take three times the KV cache."""
     with LLM(model, num_gpu_blocks_override=1000, **OPTIONS) as llm:
         expected = [*answer(llm)]
     with LLM(model, num_gpu_blocks_override=34, kv_offloading_size=host_mib * MIB, **OPTIONS) as llm:
@@ -63,11 +58,8 @@ def test_answers_are_those_of_a_cache_with_room_for_all(
         assert stats["host_hits"] > 0 and stats["host_blocks_stored"] > 30
 
 
-def test_long_answers_beside_restored_prefixes_are_those_of_a_cache_with_room_for_all(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows of launches end while copies are in flight, and prefixes come back while others decode."""
-    monkeypatch.setattr(host_tier, "COPIES_BESIDE_STEPS", True)
+def test_long_answers_beside_restored_prefixes_are_those_of_a_cache_with_room_for_all(model: str) -> None:
+    """Prefixes come back while others decode, in windows of launches that end meanwhile."""
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
     rounds = [[*batch, [5 + number]] for number, batch in enumerate(make_batches()[:8])]
     params = [GREEDY, GREEDY, GREEDY, long]

@@ -95,8 +95,6 @@ class Harness:
         self.inputs, self.snapshot_inputs = (np.full((len(kept), ring), -1) for kept in (self.states, self.snapshots))
         self.host_histories = np.full((int(geometry["num_host_blocks"]), 2, config.block_size), -1, np.int64)
         self.block_size = config.block_size
-        self._host_order = self.state.array("host.order", struct_dtype("HostOrder"))
-        self._copied: list[HostCopies] = []  # ordered, and not made yet
         self.in_flight = False
         self.log_count = 0
         self.num_launches = self.num_retired = 0
@@ -153,7 +151,6 @@ class Harness:
         """Run one pass. What it launches is over before the next one, unless `finish` (of steps) or `copy` say not."""
         self.now += int(milliseconds * MILLISECOND)
         result = StepResult(self._step(self.state.address, self.now))
-        self._begin_order()
         if result != StepResult.BUSY:
             self.num_retired = self.num_launches
         broken = lib.blink_check_integrity(self.state.address)
@@ -161,8 +158,7 @@ class Harness:
         if result == StepResult.LAUNCHED:
             self.in_flight = True
             self.num_launches += 1
-            if not self.geometry["copies_beside"]:
-                self._copy_blocks(self._listed_copies())
+            self._copy_blocks()
             segment, num_segments = int(self.batch[0]["segment"]), int(self.scheduler["num_segments"])
             self.log_count += int(self.batch[0]["num_rows"]) * (segment == 0)
             if segment == 0:
@@ -172,17 +168,8 @@ class Harness:
         if finish and self.in_flight:
             self.finish()
         if copy:
-            self.copy()
+            self.copy_order["done"] = self.copy_order["ordered"]
         return result
-
-    def copy(self) -> None:
-        """Let all copies that are ordered while steps run be made."""
-        self.copy_order["done"] = self.copy_order["ordered"]
-        for order in self._copied:
-            order.check_unchanged()
-            self._copy_blocks(order.copies)
-            self._host_order["done"] = self._host_order["ordered"]
-        self._copied.clear()
 
     def finish(self, failed: int = 0) -> None:
         """Let the step in flight be over; failed: as StepOutput has it."""
@@ -230,31 +217,17 @@ class Harness:
             free = self.state.array("free_window_blocks", "u4")[: int(self.scheduler["num_free_window_blocks"])]
             self.window_histories.reshape(-1, self.block_size)[free] = -1
 
-    def _listed_copies(self) -> list[tuple[int, int, int]]:
-        """Return what is to be copied: block, host block, and whether to the host."""
-        copies, order = self.state.array("host.copies", struct_dtype("HostCopy")), self._host_order[0]
-        return [copies[at % len(copies)].tolist() for at in range(int(order["begin"]), int(order["end"]))]
-
-    def _begin_order(self) -> None:
-        """See an order of copies while steps run, and spoil what it writes until it is over."""
-        if len(self._copied) or not self.geometry["copies_beside"]:
-            return
-        if self._host_order["ordered"][0] != self._host_order["done"][0]:
-            self._copied.append(HostCopies(self, self._listed_copies()))
-
-    def _copy_blocks(self, copies: Iterable[tuple[int, int, int]]) -> None:
-        """Make copies between the KV cache and the host's blocks, in their order."""
-        for block, host_block, to_host in copies:
-            cells, kept = self.cells(block), self.host_histories[host_block]
+    def _copy_blocks(self) -> None:
+        """Make the copies that a launch begins with, between the KV cache and the host's blocks."""
+        copies, size = self.state.array("host.copies", struct_dtype("HostCopy")), self.block_size
+        for at in range(*self.state.array("host.copy_bounds", "u4").tolist()):
+            block, host_block, to_host = copies[at % len(copies)].tolist()
+            cells, kept = slice(block * size, (block + 1) * size), self.host_histories[host_block]
             if to_host:
                 kept[:] = self.kv[cells], self.histories[cells]
             else:
                 assert (kept >= 0).all(), "a host block is restored that was never written"
                 self.kv[cells], self.histories[cells] = kept
-
-    def cells(self, block: int) -> slice:
-        """Return where a block's tokens are in the KV cache."""
-        return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def _load_snapshots(self) -> None:
         """Let the rows of a step begin with the snapshots that they are to begin with."""
@@ -365,39 +338,16 @@ class Harness:
         return hash_root(self.region.header["hash_key"].tobytes(), salt)
 
 
-class HostCopies:
-    """An order of copies that are made while steps run: until then nobody writes what it reads or will write."""
-
-    def __init__(self, harness: Harness, copies: list[tuple[int, int, int]]) -> None:
-        self._harness, self.copies = harness, copies
-        targets = [(to_host, host_block if to_host else block) for block, host_block, to_host in copies]
-        assert copies and len(set(targets)) == len(copies), "an order writes a block twice"
-        for block, host_block, to_host in copies:
-            if to_host:
-                harness.host_histories[host_block] = -1
-            else:
-                harness.kv[harness.cells(block)] = -1
-        self._before = self._contents()
-
-    def _contents(self) -> list[Any]:
-        h = self._harness
-        return [(h.kv[h.cells(block)].tolist(), h.host_histories[kept].tolist()) for block, kept, _ in self.copies]
-
-    def check_unchanged(self) -> None:
-        """See that neither sources nor targets were written since the order."""
-        assert self._contents() == self._before, "a block was written while it was copied"
-
-
 def with_windows(window: int, num_window_blocks: int) -> dict[str, int]:
     """Return the sizes of a model some of whose layers see `window` tokens, in so many window blocks."""
     entries = power_of_two(4 * num_window_blocks)
     return {"window": window, "num_window_blocks": num_window_blocks, "window_lru_entries": entries}
 
 
-def with_host(num_host_blocks: int, host_copies: int = 256, *, beside: bool = False) -> dict[str, int]:
-    """Return the sizes of a KV cache with so many blocks in host memory; beside: copies are made while steps run."""
-    sizes = {"num_host_blocks": num_host_blocks, "host_hash_entries": power_of_two(2 * num_host_blocks)}
-    return sizes | {"host_copies": host_copies, "copies_beside": int(beside)}
+def with_host(num_host_blocks: int, host_copies: int = 256) -> dict[str, int]:
+    """Return the sizes of a KV cache with so many blocks in host memory."""
+    entries = power_of_two(2 * num_host_blocks)
+    return {"num_host_blocks": num_host_blocks, "host_hash_entries": entries, "host_copies": host_copies}
 
 
 @contextmanager

@@ -7,7 +7,6 @@ namespace {
 struct NoLaunchEnv : blink::SoloEnv {
   bool launch(uint32_t, uint32_t) const { return false; }
   bool copy(blink::CopyOrder&) const { return false; }
-  bool copy(blink::HostOrder&) const { return false; }
 };
 
 }  // namespace

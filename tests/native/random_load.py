@@ -162,9 +162,7 @@ class Episode:
         predicted_ms = int(h.scheduler["account"]["predicted_ns"]) / MILLISECOND if self.segments else 1.0
         is_late = script.random() < (0.004 if all(frontend.is_alive for frontend in self.frontends) else 0.2)
         pause = LEASE_MS if is_late else 0  # of which the scheduler counts a half
-        milliseconds, finish = predicted_ms * script.choice((0.5, 1, 1, 1.25)) + pause, script.random() < 0.9
-        copy = not h.geometry["copies_beside"] or script.random() < 0.3
-        result = h.step(milliseconds, finish=finish, copy=copy)
+        result = h.step(predicted_ms * script.choice((0.5, 1, 1, 1.25)) + pause, finish=script.random() < 0.9)
         self.counts[result.name] += 1
         state = h.scheduler
         traced = pack(int(result), *(int(state[name]) for name in _COUNTS))

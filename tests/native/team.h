@@ -64,8 +64,6 @@ struct ThreadEnv {
     return true;
   }
   bool copy(CopyOrder&) const { return true; }
-  bool copy(HostOrder&) const { return true; }
-  bool has_copy_room() const { return true; }
   uint64_t now() const {
     if (clock_ns != 0) return clock_ns;
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));

@@ -16,18 +16,7 @@ from blink.region.layout import CONSTANTS, EngineState, ErrorCode, StepResult, p
 from blink.region.native import lib
 from blink.sampling_params import SamplingParams
 from conftest import Compile
-from harness import (
-    MILLISECOND,
-    Harness,
-    Inbox,
-    Step,
-    run_until_finished,
-    running,
-    small_config,
-    submission,
-    submit,
-    with_host,
-)
+from harness import MILLISECOND, Harness, Inbox, Step, run_until_finished, running, small_config, submission, submit
 from test_adapters import Host
 
 CSRC = Path(blink.__file__).parent / "csrc"
@@ -150,18 +139,6 @@ def test_a_copy_of_an_adapter_that_fails_stops_the_engine(compile_native: Compil
         h.step()
         check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=adapter.index)
         assert place_name(h.region.control_word("error_place")).startswith("adapter_paging.h:")
-
-
-def test_a_copy_of_blocks_that_fails_stops_the_engine(compile_native: Compile) -> None:
-    library = ctypes.CDLL(str(compile_native("no_launch.cpp", "-shared", "-fPIC")))
-    library.no_launch_step.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
-    with running(small_config(), num_blocks=8, **with_host(64, beside=True)) as h:
-        submit(h, h.frontend(), [*range(20)], max_tokens=1)
-        while h.step() != StepResult.LAUNCHED:
-            pass
-        # As its only sequence ends, its two full blocks are to be stored.
-        check_failure(h, library.no_launch_step, ErrorCode.LAUNCH_FAILED, detail=2)
-        assert place_name(h.region.control_word("error_place")).startswith("host_paging.h:")
 
 
 def test_the_engine_logs_the_error_with_its_place_and_exits_with_1(caplog: pytest.LogCaptureFixture) -> None:

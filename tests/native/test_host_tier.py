@@ -12,14 +12,56 @@ from collections.abc import Callable
 import pytest
 
 from blink.region.layout import FinishReason, Opcode
-from cached_prompts import VOCAB, check_restored, complete, fill, prompt_of
-from harness import Inbox, Step, expected_tokens, run_until_finished, running, small_config, submit, with_host
+from blink.sampling_params import SamplingParams
+from harness import (
+    Harness,
+    Inbox,
+    QueuePair,
+    Step,
+    expected_tokens,
+    run_until_finished,
+    running,
+    small_config,
+    submission,
+    submit,
+    with_host,
+)
 from random_load import play_episodes
+
+VOCAB = 97
+
+
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    return [(start + 5 * i) % VOCAB for i in range(length)]
+
+
+def complete(h: Harness, pair: QueuePair, prompt: list[int], hashes: bytes | None = None) -> int:
+    """Run a prompt to its end, check its tokens and return how many of the prompt's were found in a cache."""
+    inbox = Inbox()
+    entry = submission(prompt, (), h.hashes(prompt) if hashes is None else hashes)
+    sequence = pair.submit(entry, SamplingParams(max_tokens=3))
+    run_until_finished(h, inbox, [pair], [sequence])
+    assert inbox.tokens(sequence) == expected_tokens(prompt, 3, VOCAB)
+    cached = inbox.cached(sequence)
+    assert cached is not None
+    return cached
+
+
+def fill(h: Harness, pair: QueuePair) -> None:
+    """Let other prompts take all of the KV cache."""
+    for start in range(40, 44):
+        complete(h, pair, prompt_of(60, start))
 
 
 def test_an_evicted_prefix_is_restored() -> None:
     with running(small_config(), num_blocks=16, **with_host(64)) as h:
-        check_restored(h)
+        pair = h.frontend()
+        complete(h, pair, prompt_of(60))
+        fill(h, pair)
+        computed = h.statistic("computed_tokens")
+        assert complete(h, pair, prompt_of(60)) == 56
+        assert h.statistic("host_hits") == 56
+        assert h.statistic("computed_tokens") - computed == 4 + 2, "only what no cache held is computed"
 
 
 def test_a_prefix_that_is_partly_in_the_kv_cache_is_completed_from_the_host() -> None:

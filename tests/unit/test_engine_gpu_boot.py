@@ -67,10 +67,6 @@ class DeviceTwin:
         self.log.append(index)
         run_step()
 
-    def capture_block_copy(self, copy: Callable[[], None]) -> None:
-        self.log.append("block copies")
-        copy()
-
     def time(self, index: int) -> float:
         self.log.append(f"time {index}")
         return 0.0012 * (index + 1)  # all but the first are longer than a segment and a half
@@ -253,24 +249,13 @@ def test_copies_are_captured_only_where_the_scheduler_orders_them(log: Log, monk
     assert log == ["copy to 2 GPUs by 4 words"] * 2
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_blocks_are_copied_by_each_step_or_by_a_graph_of_their_own(
-    beside: bool, log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes, offload = base.host_sizes, OffloadConfig(kv_offloading_size=1 / 1024)
-    monkeypatch.setattr(base, "host_sizes", lambda *of: sizes(*of) | {"copies_beside": int(beside)})
-    for name in ("copy_listed", "mark_done", "let_gpu_read"):
-        monkeypatch.setattr(gpu_host_tier, name, lambda *_, name=name: log.append(name))
+def test_each_step_begins_with_the_copies_of_blocks(log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offload = OffloadConfig(kv_offloading_size=1 / 1024)
+    monkeypatch.setattr(gpu_host_tier, "let_gpu_read", lambda *_: None)
+    monkeypatch.setattr(gpu_host_tier, "copy_listed", lambda *_: log.append("copies"))
     engine, _ = boot(tmp_path, monkeypatch, free=4 * GIB, total=4 * GIB, num_gpu_blocks_override=77, kv_offload=offload)
-    begins = [step for copies, step in itertools.pairwise(log) if copies == "copy_listed"]
-    if beside:
-        order = log.index("block copies")
-        assert log[order - 2 : order] == ["copy_listed", "mark_done"], "the kernels are loaded before they are captured"
-        assert log[order + 1 : order + 3] == ["copy_listed", "mark_done"]
-        assert begins == ["mark_done", "mark_done"]
-    else:
-        assert len(begins) > 30 and "mark_done" not in log and "block copies" not in log
-        assert all(isinstance(step, tuple) for step in begins)
+    begins = [step for copies, step in itertools.pairwise(log) if copies == "copies"]
+    assert len(begins) > 30 and all(isinstance(step, tuple) for step in begins)
     assert engine.run() == 0
 
 

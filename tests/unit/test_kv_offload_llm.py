@@ -12,7 +12,6 @@ import torch
 
 from blink import LLM
 from blink.config import EngineConfig, ModelConfig
-from blink.engine import host_tier
 from blink.engine.cpu import CpuEngine
 from blink.engine.host_tier import runs_of
 from blink.errors import ConfigError
@@ -123,16 +122,6 @@ def test_vllm_counts_all_ranks_and_sglang_each() -> None:
     assert OffloadConfig(kv_offloading_size=1).host_bytes(1 << 20, 4) == 1 << 30
     assert OffloadConfig(enable_hierarchical_cache=True).host_bytes(1 << 20, 4) == 8 << 20
     assert OffloadConfig(enable_hierarchical_cache=True, hicache_size=3).host_bytes(1 << 20, 4) == 12 * 10**9
-
-
-def test_a_cpu_engine_copies_before_its_steps(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_tier, "COPIES_BESIDE_STEPS", True)
-    described, region = ModelConfig(model=model, max_model_len=256), f"offload-{os.getpid()}-before"
-    sizes: dict[str, Any] = {"num_gpu_blocks_override": 34, "max_num_seqs": 4}
-    offload = OffloadConfig(kv_offloading_size=MIB)
-    engine = CpuEngine(EngineConfig(model=described, device="cpu", region=region, kv_offload=offload, **sizes))
-    assert engine._geometry["num_host_blocks"] > 0 and engine._geometry["copies_beside"] == 0
-    engine.remove_region()
 
 
 def test_ranks_keep_as_many_blocks_as_one_in_the_same_memory(model: str) -> None:

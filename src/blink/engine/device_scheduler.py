@@ -93,8 +93,7 @@ class DeviceScheduler:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._pairs: dict[int, list[Any]] = {}
         self._segments: dict[int, list[tuple[torch.cuda.CUDAGraph, Any]]] = {}
-        self._copies = dict[str, list[Any]]()  # what carries out copies while steps run, by DeviceProgram's fields
-        self._copy_graphs: list[torch.cuda.CUDAGraph] = []
+        self._copies: list[Any] = []  # what carries out copies while steps run
         self._executables: list[Any] = []  # all that were instantiated
 
     def capture(self, index: int, run_step: Callable[[], None]) -> None:
@@ -120,16 +119,8 @@ class DeviceScheduler:
 
     def capture_copy(self, copy: Callable[[], None]) -> None:
         """Capture what carries out csrc's CopyOrder, from a function that enqueues it."""
-        self._capture_copies("copies", copy)
-
-    def capture_block_copy(self, copy: Callable[[], None]) -> None:
-        """Capture what carries out csrc's HostOrder, from a function that enqueues it."""
-        self._capture_copies("block_copies", copy)
-
-    def _capture_copies(self, field: str, copy: Callable[[], None]) -> None:
-        graph = self._capture(copy, self._pool)
-        self._copy_graphs.append(graph)
-        self._copies[field] = [self._instantiate(graph) for _ in range(_EXECUTABLES)]
+        self._copy = self._capture(copy, self._pool)
+        self._copies = [self._instantiate(self._copy) for _ in range(_EXECUTABLES)]
 
     def launch(self, index: int) -> None:
         """Launch the whole graph `index` from the host, for the step that the batch describes; before start()."""
@@ -192,8 +183,8 @@ class DeviceScheduler:
         program["idle_sleep_ns"], program["num_followers"] = IDLE_SLEEP_NS, len(self._plan_words)
         self._word_places = self._upload(np.array([word.data_ptr() for word in self._plan_words], np.uint64))
         program["plan_words"] = self._word_places.data_ptr()
-        for field, executables in self._copies.items():
-            program[field] = [int(executable) for executable in executables]
+        if self._copies:
+            program["copies"] = [int(executable) for executable in self._copies]
         self._program = self._upload(program)
 
     def _build_table(self) -> torch.Tensor:

@@ -80,8 +80,6 @@ class GpuEngine(Engine):
         self._heartbeat_age, self._heartbeat = HeartbeatAge(), 0
         reserve_residuals(self._runner, self._segmented_batch, self._residual)
         self._capture()
-        if self._host is not None and self._copies_beside:
-            self._host.capture(self._scheduler)
         capture_copies(self._scheduler, self._stores, self._array("copy_order", torch.int32))
         self._fill_costs()
         self._capture_segments()
@@ -107,12 +105,8 @@ class GpuEngine(Engine):
             follower.keep_blocks(self._state, count, self._config.block_size)
         return GpuHostBlocks(self._model, self._state, self._kv_cache, count, self._config.block_size)
 
-    @property
-    def _copies_beside(self) -> bool:
-        return bool(self._geometry["copies_beside"])
-
     def _begin_step(self) -> None:
-        if self._host is not None and not self._copies_beside:
+        if self._host is not None:
             self._host.enqueue()
 
     def _fit_to_model(self, config: EngineConfig, spec: ModelSpec) -> EngineConfig:

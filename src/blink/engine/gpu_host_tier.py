@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of a GPU's KV cache in host memory, and what enqueues the copies that the scheduler has listed.
-
-They are made at the beginning of each launch, or while steps run: host_tier.py's COPIES_BESIDE_STEPS.
-"""
+"""Blocks of a GPU's KV cache in host memory: each launch of the scheduler begins with the copies that it has listed."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from blink.engine.device_scheduler import DeviceArrays, DeviceScheduler
-from blink.kernels.gpu.copy_order import mark_done
-from blink.kernels.gpu.host_blocks import BESIDE_STEPS, copy_listed
+from blink.engine.device_scheduler import DeviceArrays
+from blink.kernels.gpu.host_blocks import copy_listed
 from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.models.weights.token_table import let_gpu_read
@@ -45,23 +41,12 @@ class GpuHostBlocks:
             own = cache[group.layers[0]].view_group(len(group.layers))
             self._pairs.append(_Pair(_as_words(own), host))
         self._copies = state.array("host.copies", torch.int32).view(-1, _FIELDS)
-        self._order = state.array("host.order", torch.int32)
+        self._bounds = state.array("host.copy_bounds", torch.int32)
 
     def enqueue(self) -> None:
         """Enqueue the copies of the launch that is about to run."""
         for pair in self._pairs:
-            copy_listed(pair.cache, pair.host, self._copies, self._order)
-
-    def capture(self, scheduler: DeviceScheduler) -> None:
-        """Let the scheduler copy while steps run, by csrc's HostOrder."""
-        self._carry_out()  # loads the kernels; nothing is ordered yet
-        torch.cuda.synchronize()
-        scheduler.capture_block_copy(self._carry_out)
-
-    def _carry_out(self) -> None:
-        for pair in self._pairs:
-            copy_listed(pair.cache, pair.host, self._copies, self._order, BESIDE_STEPS)
-        mark_done(self._order)
+            copy_listed(pair.cache, pair.host, self._copies, self._bounds)
 
 
 def _as_words(memory: Tensor) -> Tensor:

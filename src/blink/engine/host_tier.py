@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from blink.bits import power_of_two
@@ -18,11 +19,8 @@ from blink.kernels.layer_cache import KvCache
 from blink.models.decoder import Decoder
 from blink.region.layout import struct_dtype
 
-_COPY, _ORDER = struct_dtype("HostCopy"), struct_dtype("HostOrder")
+_COPY = struct_dtype("HostCopy")
 _LEAST_COPIES = 256
-# Whether one GPU copies while its steps run, and no step waits; else each launch begins with the copies that it needs.
-# False until it has run on a GPU.
-COPIES_BESIDE_STEPS = False
 
 
 def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, model: Decoder) -> dict[str, int]:
@@ -51,7 +49,6 @@ def host_sizes(config: EngineConfig, shape: CacheShape, size: CacheSize, model: 
         "num_host_blocks": count,
         "host_hash_entries": power_of_two(2 * count),
         "host_copies": power_of_two(copies),
-        "copies_beside": int(COPIES_BESIDE_STEPS and model.device.type == "cuda" and ranks == 1),
     }
 
 
@@ -73,14 +70,14 @@ class HostBlocks:
     def __init__(self, model: Decoder, state: HostState, num_blocks: int, block_size: int) -> None:
         """Allocate the blocks."""
         self._cache = model.allocate_kv_cache(num_blocks, block_size)
-        self._copies, self._order = state.array("host.copies", _COPY), state.array("host.order", _ORDER)
+        self._copies, self._bounds = state.array("host.copies", _COPY), state.array("host.copy_bounds", np.uint32)
 
     def copy(self, cache: KvCache) -> None:
         """Make the copies of the launch that is about to run, in their order."""
-        begin, end = (int(self._order[0][name]) for name in ("begin", "end"))
-        if begin == end:
+        first, end = self._bounds.tolist()
+        if first == end:
             return
-        listed = [self._copies[at % len(self._copies)].tolist() for at in range(begin, end)]
+        listed = [self._copies[at % len(self._copies)].tolist() for at in range(first, end)]
         for to_host, sources, targets in runs_of(listed):
             for layer, kept in zip(cache, self._cache, strict=True):
                 source, target = (layer, kept) if to_host else (kept, layer)

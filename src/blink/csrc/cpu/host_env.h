@@ -43,8 +43,6 @@ struct SoloEnv {
   Outcome outcome(const StepOutput& output, uint64_t step) const { return read_outcome(output, step); }
   bool launch(uint32_t, uint32_t) const { return true; }
   bool copy(CopyOrder&) const { return true; }
-  bool copy(HostOrder&) const { return true; }
-  bool has_copy_room() const { return true; }
   uint64_t now() const {
     if (clock_ns != 0) return clock_ns;
     return uint64_t(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
@@ -53,7 +51,6 @@ struct SoloEnv {
 
 // The CPU engine's: its model reads the host's memory, so copies take no time.
 struct LoopEnv : SoloEnv {
-  using SoloEnv::copy;
   bool copy(CopyOrder& copy) const {
     store_release(copy.done, copy.ordered);
     return true;

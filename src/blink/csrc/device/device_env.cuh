@@ -93,12 +93,10 @@ struct DeviceEnv {
       store_release(copy.done, copy.ordered);
       return true;
     }
-    return launch_copy(shared.program.copies[copy.ordered % 2]);
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");  // the order is there when the graph starts
+    shared.num_copies++;
+    return cudaGraphLaunch(shared.program.copies[copy.ordered % 2], cudaStreamGraphFireAndForget) == cudaSuccess;
   }
-  __device__ static bool copy(HostOrder& order) { return launch_copy(shared.program.block_copies[order.ordered % 2]); }
-
-  // Whether copies may begin. The next window begins when they are over, and the steps of this one are to outlast them.
-  __device__ static bool has_copy_room() { return !shared.is_ending || !shared.state.in_flight; }
 
   // Let the ranks on other GPUs launch what this one does.
   __device__ static void tell_followers(Plan plan) {
@@ -109,12 +107,6 @@ struct DeviceEnv {
   }
 
  private:
-  __device__ static bool launch_copy(CUgraphExec_st* executable) {
-    asm volatile("fence.acq_rel.gpu;" ::: "memory");  // the order is there when the graph starts
-    shared.num_copies++;
-    return cudaGraphLaunch(executable, cudaStreamGraphFireAndForget) == cudaSuccess;
-  }
-
   // Sum of the lanes before (x) and of all (y).
   __device__ __noinline__ static uint2 scan_words(uint32_t value) {
     uint32_t inclusive = value;

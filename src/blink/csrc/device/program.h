@@ -22,16 +22,13 @@ struct StepGraphs {
 struct DeviceProgram {
   FIELDS_OF(DeviceProgram);
   FIELD(State*, state);
-  FIELD(StepGraphs*, graphs);      // by the indices of Geometry::graphs
-  FIELD(uint32_t, parity);         // which of the two is next
-  FIELD(uint32_t, windows);        // that have ended
-  FIELD(uint32_t, idle_sleep_ns);  // between two looks of an idle scheduler; CUDA sleeps up to twice that
-  FIELD(uint32_t, num_followers);  // ranks on other GPUs that launch what this one does
-  FIELD(uint64_t**, plan_words);   // [num_followers], each in its GPU's memory
-  // Copies of an adapter, and of blocks of the KV cache. In turn: the one before may not have ended as its copy is
-  // done.
-  FIELD_ARRAY(CUgraphExec_st*, copies, 2);
-  FIELD_ARRAY(CUgraphExec_st*, block_copies, 2);
+  FIELD(StepGraphs*, graphs);               // by the indices of Geometry::graphs
+  FIELD(uint32_t, parity);                  // which of the two is next
+  FIELD(uint32_t, windows);                 // that have ended
+  FIELD(uint32_t, idle_sleep_ns);           // between two looks of an idle scheduler; CUDA sleeps up to twice that
+  FIELD(uint32_t, num_followers);           // ranks on other GPUs that launch what this one does
+  FIELD(uint64_t**, plan_words);            // [num_followers], each in its GPU's memory
+  FIELD_ARRAY(CUgraphExec_st*, copies, 2);  // in turn: the one before may not have ended as its copy is done
 };
 
 // What a rank that is not the first launches by.

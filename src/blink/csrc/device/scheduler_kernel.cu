@@ -8,7 +8,6 @@
 namespace blink {
 
 constexpr uint32_t kIdlePasses = 1000;  // passes without work before the block dozes between them
-constexpr uint32_t kLastLaunches = 8;   // of a window, in which no copy of blocks begins beside a step
 
 // How a window ends: its launches are spent; the host is to have the device; or the scheduler has ended.
 enum class WindowEnd : uint32_t { kSpent, kAway, kEnded };
@@ -19,7 +18,6 @@ __device__ WindowEnd run_window() {
   State& state = shared.state;
   uint32_t launches = 0, idle = 0;
   while (launches + shared.num_copies < kLaunchesPerWindow) {
-    if (threadIdx.x == 0) shared.is_ending = launches + shared.num_copies + kLastLaunches >= kLaunchesPerWindow;
     const StepResult result = step(env, state);
     if (result == StepResult::kStopped || result == StepResult::kFailed) return WindowEnd::kEnded;
     if (result == StepResult::kAway) return WindowEnd::kAway;

@@ -23,7 +23,6 @@ struct SharedState {
   alignas(kBoxAlignment) uint64_t boxes[kLanes];  // for collectives
   uint64_t seen_step;                             // whose end wait_for_step() saw last
   uint32_t num_copies;                            // launched by this kernel
-  uint32_t is_ending;                             // whether few of its launches are left
   // wait_for_step(): the end was seen, or a pass is wanted; writer: the thread that polls.
   uint32_t is_over;
   uint32_t wants_pass;  // writer, but for the reset: the polling warp
@@ -56,7 +55,7 @@ __device__ void take_over(const DeviceProgram* program) {
   if (threadIdx.x == 0) {
     if (has_shared_queue_pairs(g)) shared.state.qps = shared.qps;
     if (has_shared_rows(g)) shared.state.next_rows = shared.next_rows;
-    shared.seen_step = shared.num_copies = shared.is_ending = 0;
+    shared.seen_step = shared.num_copies = 0;
   }
   __syncthreads();
 }

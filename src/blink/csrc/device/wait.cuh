@@ -62,7 +62,6 @@ __device__ void wait_for_step(const State& s) {
       if (__any_sync(0xffffffffu, now - looked < kLookNs)) continue;
       for (uint32_t qp = threadIdx.x % kWarpLanes; qp < s.geometry.num_queue_pairs; qp += kWarpLanes)
         wakes |= has_news(s, qp);
-      wakes |= is_order_over(s);
       looked = now;
     }
     if (threadIdx.x == kWarpLanes) wants_pass = 1;
@@ -87,7 +86,7 @@ __device__ inline void doze(const State& s) {
     bool wakes = false;
     while (__any_sync(0xffffffffu, wakes) == 0) {
       __nanosleep(shared.program.idle_sleep_ns);
-      wakes = DeviceEnv::now() >= due || is_copy_over(s) || is_order_over(s);
+      wakes = DeviceEnv::now() >= due || is_copy_over(s);
       for (uint32_t qp = threadIdx.x; qp < s.geometry.num_queue_pairs; qp += kWarpLanes) wakes |= has_news(s, qp);
     }
   }

@@ -95,7 +95,6 @@ struct Geometry {
   FIELD(uint32_t, num_host_blocks);    // of the KV cache in host memory; 0: there are none
   FIELD(uint32_t, host_hash_entries);  // power of two, at least twice num_host_blocks
   FIELD(uint32_t, host_copies);        // of the ring of copies; power of two
-  FIELD(uint32_t, copies_beside);      // whether they are made while steps run (host_paging.h), not before a step
   FIELD(uint32_t, num_kv_events);      // of the ring of the prefix cache's events; power of two; 0: none are told
   FIELD(uint32_t, num_automata);       // that the engine holds at once
   FIELD(uint32_t, num_adapters);       // that the host's memory holds at once; 0: none are served

@@ -172,7 +172,7 @@ inline const std::string& layout_text() {
                 Account>();
       t.structs<AutomatonHeader, AutomatonCall, AutomatonPlace, AutomatonEntry, AdapterUse, CopyOrder, TokenEntry,
                 AnswerToken, HeadDraft>();
-      t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostOrder, HostTier>();
+      t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
       t.structs<Registration, OriginRecord, Spacing, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place,
                 StepGraphs, DeviceProgram>();
       t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();

@@ -5,7 +5,7 @@
 
 #include "scheduler/flow.h"
 #include "scheduler/head_drafts.h"
-#include "scheduler/host_paging.h"
+#include "scheduler/host_restore.h"
 #include "scheduler/prompt_logprobs.h"
 #include "scheduler/share.h"
 #include "scheduler/sizing.h"
@@ -143,7 +143,7 @@ BLINK_FN StepTotals choose_decoders(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_RARE_FN void extend(Env& env, State& s, Rank rank, StepTotals t, uint64_t now) {
   Sequence& q = s.sequences[rank.sequence];
-  if (has_host(s) && !takes_part(q) && restore_first(env, s, q, t.blocks, t.decode_rows > 0)) return;
+  if (has_host(s) && !takes_part(q) && restore_prefix(env, s, q, t.blocks, t.decode_rows > 0)) return;
   const uint32_t start = q.num_computed + q.row.num_tokens;
   const Victims victims = takes_part(q) ? Victims::kParked : Victims::kRunning;
   const uint32_t left = s.step_tokens - t.tokens;
@@ -262,7 +262,7 @@ BLINK_FN bool can_admit(const State& s, const Sequence& q, uint64_t now) {
 // Whether the rest of a running sequence's prompt waits for a chunk of the step that is being composed.
 BLINK_RARE_FN bool wants_chunk(const State& s, const Sequence& q, uint64_t now) {
   return q.status == SequenceStatus::kRunning && !takes_part(q) && !is_decoding(q) && s.qps[q.queue_pair].open &&
-         q.skipped_pass != s.pass && class_runs(s, q, now) && !is_being_restored(s, q);
+         q.skipped_pass != s.pass && class_runs(s, q, now);
 }
 
 // Whether a sequence of either list waits for prompt tokens of the step that is being composed.

@@ -36,12 +36,10 @@ struct FullPool {
   static BLINK_FN bool is_cached(const State& s, uint32_t block) { return s.block_hashed[block] != 0; }
   // Let nobody find a cached block any more. Runs on: one lane.
   static BLINK_FN void forget(State& s, uint32_t block) {
-    if (has_host(s) && !copies_beside(s)) keep_on_host(s, block);
+    if (has_host(s)) keep_on_host(s, block);
     hash_remove(s, block);
     s.statistics.evicted_blocks++;
   }
-  // Note that entries of the LRU queue have other places now. Runs on: one lane.
-  static BLINK_FN void note_places(State& s) { s.host.looked_until = s.lru_head; }
 };
 
 struct WindowPool {
@@ -58,7 +56,6 @@ struct WindowPool {
   static BLINK_FN bool is_cached(const State& s, uint32_t block) { return s.window_owners[block] != 0; }
   // Runs on: one lane.
   static BLINK_FN void forget(State& s, uint32_t block) { detach_window(s, block); }
-  static BLINK_FN void note_places(State&) {}
 };
 
 }  // namespace blink

@@ -34,7 +34,7 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
   for (uint32_t at = env.lane(); at < s.geometry.hash_entries; at += env.lanes()) s.hash_table[at] = 0;
   for (uint32_t at = env.lane(); at < s.geometry.host_hash_entries; at += env.lanes()) s.host.table[at] = 0;
   for (uint32_t at = env.lane(); at < s.geometry.num_host_blocks; at += env.lanes())
-    if (s.host.marks[at] != HostMark::kPinned) s.host.marks[at] = HostMark::kEmpty;  // else an order is in flight
+    s.host.marks[at] = HostMark::kEmpty;
   if (has_windows(s)) reset_window_blocks(env, s);
   uint32_t freed = 0;
   for (uint32_t tile = 0; tile < s.geometry.num_blocks; tile += env.lanes()) {
@@ -56,8 +56,6 @@ BLINK_RARE_FN void reset_prefix_cache(Env& env, State& s) {
     s.num_evictable = s.lru_count = s.reset_asked = 0;
     if (has_events(s)) log_reset(s);
     s.statistics.num_host_blocks_used = 0;
-    s.host.is_void = s.host.num_ordered > 0;
-    FullPool::note_places(s);
     s.statistics.prefix_resets++;
     s.stats_dirty = 1;
   }

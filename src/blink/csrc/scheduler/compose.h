@@ -207,13 +207,11 @@ BLINK_FN void open_account(State& s, uint32_t graph, const StepTotals& total, bo
 // Plan the next step and write its batch. Returns the number of rows; 0 if there is nothing to do.
 template <class Env>
 BLINK_RARE_FN uint32_t compose(Env& env, State& s, StepClass step_class, uint64_t now) {
-  end_order_if_over(env, s);
   env.sync();
   if (env.lane() == 0) {
     close_account(s);
     s.pass++;
     s.step_class = uint32_t(step_class);
-    s.host.wanted = 0;
     s.step_admitted = s.step_preempted = s.automaton_bytes_copied = 0;
   }
   open_queue_pairs(env, s);

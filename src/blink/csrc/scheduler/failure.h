@@ -7,8 +7,8 @@
 namespace blink {
 
 // The files that report failures.
-constexpr const char* kFailureFiles[] = {"compose.h",   "hash_table.h",        "kv_cache.h",       "retire.h",
-                                         "scheduler.h", "scheduler_kernel.cu", "adapter_paging.h", "host_paging.h"};
+constexpr const char* kFailureFiles[] = {"compose.h",   "hash_table.h",        "kv_cache.h",      "retire.h",
+                                         "scheduler.h", "scheduler_kernel.cu", "adapter_paging.h"};
 
 // A place in them, as Control::error_place holds it.
 struct Place {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Restores a prompt's blocks from host memory (host_tier.h): those that follow what the sequence has computed.
 //
-// Before a step: while others decode, it restores a few blocks, and the sequence waits for the next. Else all are
-// restored. While steps run: host_paging.h.
+// While others decode, a step restores a few blocks, and the sequence waits for the next step. Else all are restored.
 // A restored block is registered as the one that was evicted, so blocks that follow it are still found.
 #pragma once
 
@@ -60,17 +59,13 @@ BLINK_RARE_FN uint32_t count_restorable(const State& s, const Sequence& q, uint3
   return walk_host(s, q.slot, found, parent, end - found, [](uint32_t, bool) {});
 }
 
-// Whether the blocks that a sequence has hold all that it has computed, and nothing else.
-BLINK_FN bool is_at_border(const State& s, const Sequence& q) {
-  return q.num_registered == q.num_blocks && q.num_computed == q.num_blocks * s.geometry.block_size;
-}
-
 // Choose up to `limit` blocks that follow what a sequence has computed, into HostTier::found. Those of the KV cache get
 // a reference, those of the host are pinned. Returns how many, and how many of the host. Runs on: one lane.
 BLINK_RARE_FN PrefixHit choose_restored(State& s, const Sequence& q, uint32_t limit) {
   PrefixHit hit;
   const uint32_t first = q.num_blocks, end = restorable_blocks(s, q);
-  if (!is_at_border(s, q) || end <= first) return hit;
+  const bool is_at_border = q.num_registered == first && q.num_computed == first * s.geometry.block_size;
+  if (!is_at_border || end <= first) return hit;
   walk_host(s, q.slot, first, q.chain, least(limit, end - first), [&](uint32_t block, bool is_on_host) {
     s.host.found[hit.blocks++] = block | (is_on_host ? kHostBit : 0);
     if (is_on_host) {
@@ -83,46 +78,36 @@ BLINK_RARE_FN PrefixHit choose_restored(State& s, const Sequence& q, uint32_t li
   return hit;
 }
 
-// Register a block with the content of a host block, as block `i` of a sequence, or go on from its equal that is
-// registered. Runs on: one lane.
-BLINK_RARE_FN void register_restored(State& s, Sequence& q, uint32_t i, uint32_t block, uint32_t host_block) {
+// Give a free block the content of a host block, as block `i` of a sequence. Runs on: one lane.
+BLINK_RARE_FN void restore_block(State& s, Sequence& q, uint32_t i, uint32_t host_block) {
   const Hash hash = slot_hashes(s, q.slot)[i];
-  if (const uint32_t entry = s.hash_table[hash_find(s, hash)]; entry != 0) {
-    if (continues(s, entry - 1, q.chain, q.slot, i)) {  // it was computed while this one was copied
-      q.chain = registration_of(s, entry - 1);
-      return;
-    }
-    forget(s, entry - 1);  // it was forged
-  }
+  if (const uint32_t entry = s.hash_table[hash_find(s, hash)]; entry != 0) forget(s, entry - 1);  // it was forged
+  const uint32_t block = s.free_blocks[--s.num_free_blocks];
+  block_table(s, q.slot)[i] = int32_t(block);
+  s.ref_counts[block] = 1;
+  for (uint32_t k = 0; k < s.geometry.block_size; k++) block_tokens(s, block)[k] = host_tokens(s, host_block)[k];
   hash_insert(s, hash, block);
   s.block_ids[block] = s.host.ids[host_block];
   s.block_parents[block] = q.chain;
   log_registration(s, block, i == 0 ? kNone : find_registered(s, slot_hashes(s, q.slot)[i - 1], q.chain));
-  q.chain = registration_of(s, block);
-}
-
-// Take a free block, which the next launch gives the content of a host block. Runs on: one lane.
-BLINK_RARE_FN uint32_t restore_block(State& s, uint32_t host_block) {
-  const uint32_t block = s.free_blocks[--s.num_free_blocks];
-  s.ref_counts[block] = 1;
-  for (uint32_t k = 0; k < s.geometry.block_size; k++) block_tokens(s, block)[k] = host_tokens(s, host_block)[k];
   add_copy(s, {block, host_block, 0});
   s.host.marks[host_block] = HostMark::kHot;
   s.statistics.host_hits += s.geometry.block_size;
-  return block;
 }
 
-// Append a block to a sequence's that has the content of what was found. Runs on: one lane.
-BLINK_RARE_FN void append_found(State& s, Sequence& q, uint32_t block, uint32_t found) {
-  const uint32_t i = q.num_blocks;
-  block_table(s, q.slot)[i] = int32_t(block);
-  if (found & kHostBit)
-    register_restored(s, q, i, block, found & ~kHostBit);
-  else
-    q.chain = registration_of(s, block);
-  q.num_blocks++;
-  q.num_registered++;
-  q.num_computed += s.geometry.block_size;
+// Append the blocks that were chosen to a sequence's. Runs on: one lane.
+BLINK_RARE_FN void append_restored(State& s, Sequence& q, PrefixHit hit) {
+  for (uint32_t n = 0; n < hit.blocks; n++) {
+    const uint32_t found = s.host.found[n], i = q.num_blocks;
+    if (found & kHostBit)
+      restore_block(s, q, i, found & ~kHostBit);
+    else
+      block_table(s, q.slot)[i] = int32_t(found);
+    q.chain = registration_of(s, uint32_t(block_table(s, q.slot)[i]));
+    q.num_blocks++;
+    q.num_registered++;
+    q.num_computed += s.geometry.block_size;
+  }
 }
 
 // Restore what the host holds of a sequence's next blocks; `taken` blocks are others' in this step, in which `others`
@@ -143,10 +128,7 @@ BLINK_RARE_FN bool restore_prefix(Env& env, State& s, Sequence& q, uint32_t take
   const bool waits = others && hit.blocks == limit;
   if (env.lane() == 0) {
     s.host.copies_kept = 0;
-    for (uint32_t n = 0; n < hit.blocks; n++) {
-      const uint32_t found = s.host.found[n];
-      append_found(s, q, found & kHostBit ? restore_block(s, found & ~kHostBit) : found, found);
-    }
+    append_restored(s, q, hit);
     if (waits) q.skipped_pass = s.pass;
   }
   env.sync();

@@ -101,7 +101,6 @@ class IntegrityCheck {
       if (free[block]) return "a block is free twice";
       free[block] = true;
     }
-    if (const char* broken = check_order(s_, refs_)) return broken;
     uint32_t cached = 0;
     for (uint32_t b = 0; b < s_.geometry.num_blocks; b++) {
       if (refs_[b] != s_.ref_counts[b]) return "a reference count is wrong";

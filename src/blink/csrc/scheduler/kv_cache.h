@@ -78,10 +78,7 @@ BLINK_RARE_FN void compact_lru(Env& env, State& s) {
     kept += total;
     env.sync();
   }
-  if (env.lane() == 0) {
-    counts.lru_count = kept;
-    Pool::note_places(s);
-  }
+  if (env.lane() == 0) counts.lru_count = kept;
   env.sync();
 }
 

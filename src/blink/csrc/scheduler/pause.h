@@ -15,9 +15,9 @@ BLINK_FN bool is_pausing(const State& s) {
   return s.hold != 0 || (s.pause_mode != PauseMode::kNone && !waits);
 }
 
-// Whether a pause is to begin as soon as no step is in flight: no copy of blocks is either.
+// Whether a pause is to begin as soon as nothing is in flight.
 BLINK_FN bool pause_begins(const State& s) {
-  return is_pausing(s) && s.host.num_ordered == 0 && (s.pause_asked || s.engine_state == uint32_t(EngineState::kReady));
+  return is_pausing(s) && (s.pause_asked || s.engine_state == uint32_t(EngineState::kReady));
 }
 
 // Let all sequences of a list end. Runs on: one lane.

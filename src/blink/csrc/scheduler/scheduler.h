@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One bounded pass of the scheduler. The endless loop around it belongs to the host thread or the resident kernel.
 //
-// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) copy(order) has_copy_room()
-// fetch_add(word, n) raise(word, n). Its collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive
-// prefix sum, sum(x), least(x), most(x).
+// Env: lane() lanes() sync() now() outcome(output, step) launch(graph, segment) copy(order) fetch_add(word, n)
+// raise(word, n). Its collectives over the lanes: share(x) of lane 0, scan(x, total) exclusive prefix sum, sum(x),
+// least(x), most(x).
 #pragma once
 
 #include "scheduler/fast_path.h"
@@ -148,7 +148,6 @@ BLINK_FN void housekeep(Env& env, State& s, uint64_t launched_ns, bool idle_befo
   if (has_answers(s)) index_answers(env, s);
   if (s.reset_asked) reset_prefix_cache(env, s);
   keep_free(env, s, s.geometry.max_num_seqs);
-  page_blocks(env, s);
   if (env.lane() == 0) {
     if (is_first) count_step(s, *a.header);
     trace_launch(s, *a.header, launched_ns, idle_before);
@@ -196,7 +195,7 @@ BLINK_RARE_FN bool prepare_launch(Env& env, State& s, uint64_t now) {
 template <class Env>
 BLINK_FN void launch(Env& env, State& s, StepKind kind) {
   s.in_flight = 1;
-  if (has_host(s) && !copies_beside(s)) send_copies(s);
+  if (has_host(s)) send_copies(s);
   if (!env.launch(s.account.graph, kind == StepKind::kWhole ? kNone : s.segment))
     fail(s, ErrorCode::kLaunchFailed, BLINK_HERE, s.account.graph);
 }
@@ -242,7 +241,6 @@ BLINK_FN StepResult step(Env& env, State& s) {
   if (s.engine_state == uint32_t(EngineState::kStopped)) return StepResult::kStopped;
   if (!is_over) {
     page_adapters(env, s, glance.now);
-    page_blocks(env, s);
     return s.failed ? StepResult::kFailed : StepResult::kBusy;
   }
   if (env.lane() == 0) s.retired_ns = glance.now;
@@ -258,7 +256,6 @@ BLINK_FN StepResult step(Env& env, State& s) {
     if (is_held || !prepare_launch(env, s, glance.now)) {
       if (was_in_flight && env.lane() == 0) note_end(s, s.step, glance.now);
       if (s.reset_asked) reset_prefix_cache(env, s);
-      page_blocks(env, s);
       publish_events(env, s);
       if (s.stats_dirty) publish_statistics(env, s);
       if (s.failed) return StepResult::kFailed;

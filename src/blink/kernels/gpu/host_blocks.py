@@ -10,33 +10,22 @@ addresses.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-class Width(NamedTuple):
-    """On how many SMs, and in how many warps of each, blocks are copied."""
-
-    programs: int
-    warps: int
-
-
-BEFORE_STEP = Width(24, 8)  # which keep enough words in flight for the bus, on as few SMs of the step's
-BESIDE_STEPS = Width(8, 4)  # which leave each of their SMs most of its registers, for the kernels of the step
+_PROGRAMS = 24  # which keep enough words in flight for the bus, on as few SMs of those that the step then runs on
 _FIELDS: tl.constexpr = tl.constexpr(3)  # of a HostCopy
 _BLOCK = 4096  # words that a program copies at once
 
 
-def copy_listed(blocks: Tensor, host: Tensor, copies: Tensor, order: Tensor, width: Width = BEFORE_STEP) -> None:
-    """Make the copies from number order[0] up to order[1] in a circular list.
+def copy_listed(blocks: Tensor, host: Tensor, copies: Tensor, bounds: Tensor) -> None:
+    """Make the copies from number bounds[0] up to bounds[1] in a circular list.
 
     copies: int32 [entries, 3], csrc's HostCopy: a block, a host block, and whether to the host.
     blocks: [pieces, blocks, words]; host: [pieces, host blocks, words], in locked memory of the host; both int32, and
-    contiguous. order: int32, csrc's HostOrder; entries: a power of two.
+    contiguous. bounds: int32 [2]; entries: a power of two.
     """
     pieces, num_blocks, words = blocks.shape
     assert host.shape[0] == pieces and host.shape[2] == words and words % 4 == 0
@@ -44,20 +33,19 @@ def copy_listed(blocks: Tensor, host: Tensor, copies: Tensor, order: Tensor, wid
     entries = copies.shape[0]
     assert entries & (entries - 1) == 0
     # fmt: off
-    _copy[(width.programs,)](
-        blocks, host, copies, order, num_blocks, host.shape[1], pieces,
-        ENTRIES=entries, WORDS=words, PROGRAMS=width.programs, BLOCK=min(_BLOCK, triton.next_power_of_2(words)),
-        num_warps=width.warps,
+    _copy[(_PROGRAMS,)](
+        blocks, host, copies, bounds, num_blocks, host.shape[1], pieces,
+        ENTRIES=entries, WORDS=words, PROGRAMS=_PROGRAMS, BLOCK=min(_BLOCK, triton.next_power_of_2(words)), num_warps=8,
     )
     # fmt: on
 
 
 @triton.jit
 def _copy(
-    blocks, host, copies, order, num_blocks, num_host, pieces,
+    blocks, host, copies, bounds, num_blocks, num_host, pieces,
     ENTRIES: tl.constexpr, WORDS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    first, end = tl.load(order), tl.load(order + 1)
+    first, end = tl.load(bounds), tl.load(bounds + 1)
     units_of_piece: tl.constexpr = (WORDS + BLOCK - 1) // BLOCK
     for number in range(0, end - first):  # numbers may wrap: their difference does not
         entry = copies + ((first + number) & (ENTRIES - 1)) * _FIELDS

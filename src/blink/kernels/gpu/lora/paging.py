@@ -15,8 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blink.kernels.gpu.copy_order import mark_done
-
 _PROGRAMS = 24  # which keep enough reads in flight for the bus, on as few SMs of those that steps run on
 _BLOCK = 4096  # words that a program reads at once
 
@@ -32,7 +30,7 @@ def copy_ordered(places: Sequence[tuple[Tensor, Tensor]], order: Tensor) -> None
         words, kept = source.view(torch.int32), target.view(torch.int32)
         assert words.shape[1] == kept.shape[1] and words.shape[1] % 4 == 0
         _copy[(_PROGRAMS,)](words, kept, order, words.shape[1], PROGRAMS=_PROGRAMS, BLOCK=_BLOCK, num_warps=8)
-    mark_done(order)
+    _mark_done[(1,)](order, num_warps=1)
 
 
 @triton.jit
@@ -44,3 +42,8 @@ def _copy(source, target, order, size, PROGRAMS: tl.constexpr, BLOCK: tl.constex
         # The host may have written other words there since the last copy: what caches hold of them is not read.
         words = tl.load(source + adapter * size + at, mask=at < size, volatile=True)
         tl.store(target + slot * size + at, words, mask=at < size)
+
+
+@triton.jit
+def _mark_done(order):
+    tl.atomic_xchg(order + 3, tl.load(order + 2), sem="release", scope="gpu")
