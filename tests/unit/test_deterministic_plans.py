@@ -212,8 +212,11 @@ def names_of(launched: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("form", ["bf16", "fp8"])
-def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(form: str) -> None:
+def test_no_kernel_of_a_step_depends_on_its_size_but_for_the_tiles_of_gemms(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nor on whether prompts are scored; and no GEMM is PyTorch's."""
+    refuse_order(monkeypatch)
     launched = launch_all(form)
     per_token = {"rms_norm._norm", "rotary._rotate_and_store", "activation._activate"}
     invariant = {"gemm.invariant._multiply", "attention.invariant._attend_chunks", "attention.plan._plan"}
