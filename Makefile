@@ -48,8 +48,9 @@ endif
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles what it imports; to compile all that torch and transformers hold takes longer than that saves.
-PIP_INSTALL := $(PIP) install --constraint constraints.txt$(if $(filter cpu,$(DEVICE)), --constraint constraints-cpu.txt) --no-compile
-PIP_INSTALL_LONG := $(PIP) install --constraint constraints-clients.txt --no-compile
+CPU_PINS := $(if $(filter cpu,$(DEVICE)), --constraint constraints-cpu.txt)
+PIP_INSTALL := $(PIP) install --constraint constraints.txt$(CPU_PINS) --no-compile
+PIP_INSTALL_LONG := $(PIP) install --constraint constraints-clients.txt$(CPU_PINS) --no-compile
 TORCH := $(shell grep '^torch==' constraints.txt)
 EXTRA := $(if $(filter cuda,$(DEVICE)),gpu,engine)
 BUILD := build/library

@@ -46,6 +46,7 @@ def resolve(name: str, folder: Path, *, upgrade: bool) -> str:
     command = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "--quiet", "--universal"]
     command += ["--python-version=3.10", *(f"--extra={extra}" for extra in EXTRAS[name]), f"--constraint={torch}"]
     command += ["--strip-extras", "--no-annotate", "--no-header", "--no-emit-index-url", "--no-emit-find-links"]
+    command += ["--no-emit-package=triton"]  # constraints-cpu.txt pins it; torch's build for CUDA does elsewhere
     command += [*(["--upgrade"] if upgrade else []), "pyproject.toml", str(tools), f"--output-file={target}"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
     if done.returncode != 0:

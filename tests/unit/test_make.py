@@ -133,6 +133,7 @@ def test_long_tests_have_pins_of_their_own(machine: Machine) -> None:
     plan = machine.plan("test-all", "DEVICE=cpu")
     line = next(line for line in plan.splitlines() if "clients" in line and "install" in line)
     assert "--constraint constraints-clients.txt" in line and "'.[engine,dev,clients,ray,eval]'" in line
+    assert "--constraint constraints-cpu.txt" in line, "triton's version is there"
 
 
 def test_flat_serves_the_model_itself_or_measures_the_server_that_is_named(machine: Machine) -> None:
