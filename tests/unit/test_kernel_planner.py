@@ -22,6 +22,7 @@ from blink.errors import ConfigError
 from blink.formats.layouts import Layout, Matrix
 from blink.formats.schemes import BF16, FP8_BLOCK, FP8_ROW, FP8_ROWS, INT4, Encoding
 from blink.kernels.gpu.device import supposing
+from blink.kernels.gpu.latent.expanded import EXPANDED
 from blink.models.mlps import DenseMlp, MoeMlp, Router
 from blink.models.mtp_spec import describe_mtp
 from blink.models.weights.loader import load_model
@@ -288,10 +289,13 @@ def test_each_layer_of_glm_4_7_flash_has_kernels(*, fp8: bool) -> None:
         assert found.norms is NormStyle.KERNEL
         dense, mixture = found.layers[0], found.layers[1]
         assert dense.query is not None and mixture.query is not None and mixture.experts is not None
+        kernel, others = (
+            (EXPANDED, "from 399 queries of a row on 128 x 64; others: ") if tokens else (LATENT_ATTENTION, "")
+        )
         prompts, narrow = ("; prompts: 64 x 64", "; prompts: 64 x 32") if tokens else ("", "")
-        assert mixture.attend == Choice(LATENT_ATTENTION, f"64 x 64{prompts} by warpgroups (by rule)")
+        assert mixture.attend == Choice(kernel, f"{others}64 x 64{prompts} by warpgroups (by rule)")
         in_fp8 = plan(replace(model, kv_dtype="float8_e4m3fn"), rows, tokens=tokens).layers[1]
-        assert in_fp8.attend == Choice(LATENT_ATTENTION, f"32 x 32{narrow} (by rule)")
+        assert in_fp8.attend == Choice(kernel, f"{others}32 x 32{narrow} (by rule)")
         assert (mixture.experts.kernel == PERMUTED) == (not tokens)
     assert model.layers[1].router == Matrix(64, 2048, Layout.ROWS, None, "float32")
 
