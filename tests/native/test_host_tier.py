@@ -12,7 +12,6 @@ from collections.abc import Callable
 import pytest
 
 from blink.region.layout import FinishReason, Opcode
-from blink.sampling_params import SamplingParams
 from harness import (
     Harness,
     Inbox,
@@ -22,44 +21,26 @@ from harness import (
     run_until_finished,
     running,
     small_config,
-    submission,
     submit,
     with_host,
 )
 from random_load import play_episodes
-
-VOCAB = 97
-
-
-def prompt_of(length: int, start: int = 0) -> list[int]:
-    return [(start + 5 * i) % VOCAB for i in range(length)]
-
-
-def complete(h: Harness, pair: QueuePair, prompt: list[int], hashes: bytes | None = None) -> int:
-    """Run a prompt to its end, check its tokens and return how many of the prompt's were found in a cache."""
-    inbox = Inbox()
-    entry = submission(prompt, (), h.hashes(prompt) if hashes is None else hashes)
-    sequence = pair.submit(entry, SamplingParams(max_tokens=3))
-    run_until_finished(h, inbox, [pair], [sequence])
-    assert inbox.tokens(sequence) == expected_tokens(prompt, 3, VOCAB)
-    cached = inbox.cached(sequence)
-    assert cached is not None
-    return cached
+from test_prefix_cache import VOCAB, cached_tokens, prompt_of
 
 
 def fill(h: Harness, pair: QueuePair) -> None:
     """Let other prompts take all of the KV cache."""
     for start in range(40, 44):
-        complete(h, pair, prompt_of(60, start))
+        cached_tokens(h, pair, prompt_of(60, start))
 
 
 def test_an_evicted_prefix_is_restored() -> None:
     with running(small_config(), num_blocks=16, **with_host(64)) as h:
         pair = h.frontend()
-        complete(h, pair, prompt_of(60))
+        cached_tokens(h, pair, prompt_of(60))
         fill(h, pair)
         computed = h.statistic("computed_tokens")
-        assert complete(h, pair, prompt_of(60)) == 56
+        assert cached_tokens(h, pair, prompt_of(60)) == 56
         assert h.statistic("host_hits") == 56
         assert h.statistic("computed_tokens") - computed == 4 + 2, "only what no cache held is computed"
 
@@ -67,10 +48,10 @@ def test_an_evicted_prefix_is_restored() -> None:
 def test_a_prefix_that_is_partly_in_the_kv_cache_is_completed_from_the_host() -> None:
     with running(small_config(), num_blocks=16, **with_host(64)) as h:
         pair = h.frontend()
-        complete(h, pair, prompt_of(60))
-        complete(h, pair, prompt_of(60, 40))
+        cached_tokens(h, pair, prompt_of(60))
+        cached_tokens(h, pair, prompt_of(60, 40))
         hits = h.statistic("prefix_hits")
-        assert complete(h, pair, prompt_of(60)) == 56
+        assert cached_tokens(h, pair, prompt_of(60)) == 56
         from_cache = h.statistic("prefix_hits") - hits
         assert 0 < from_cache < 56 and from_cache + h.statistic("host_hits") == 56
 
@@ -78,9 +59,9 @@ def test_a_prefix_that_is_partly_in_the_kv_cache_is_completed_from_the_host() ->
 def test_without_host_blocks_an_evicted_prefix_is_computed_again() -> None:
     with running(small_config(), num_blocks=16) as h:
         pair = h.frontend()
-        complete(h, pair, prompt_of(60))
+        cached_tokens(h, pair, prompt_of(60))
         fill(h, pair)
-        assert complete(h, pair, prompt_of(60)) == 0
+        assert cached_tokens(h, pair, prompt_of(60)) == 0
 
 
 def test_blocks_that_follow_a_restored_one_are_still_found() -> None:
@@ -88,54 +69,54 @@ def test_blocks_that_follow_a_restored_one_are_still_found() -> None:
     with running(small_config(), num_blocks=16, **with_host(64)) as h:
         pair = h.frontend()
         for _ in range(4):
-            assert complete(h, pair, prompt_of(30)) in (0, 24)
-            assert complete(h, pair, prompt_of(60)) in (24, 56)
+            assert cached_tokens(h, pair, prompt_of(30)) in (0, 24)
+            assert cached_tokens(h, pair, prompt_of(60)) in (24, 56)
             fill(h, pair)
-        assert complete(h, pair, prompt_of(60)) == 56
+        assert cached_tokens(h, pair, prompt_of(60)) == 56
 
 
 def test_a_reset_empties_the_host_too() -> None:
     with running(small_config(), num_blocks=16, **with_host(64)) as h:
         pair = h.frontend()
-        complete(h, pair, prompt_of(60))
+        cached_tokens(h, pair, prompt_of(60))
         fill(h, pair)
         assert h.statistic("num_host_blocks_used") > 0
         pair.order(Opcode.RESET_PREFIX_CACHE)
         h.step()
         assert h.statistic("num_host_blocks_used") == 0
-        assert complete(h, pair, prompt_of(60)) == 0
+        assert cached_tokens(h, pair, prompt_of(60)) == 0
 
 
 def test_the_host_forgets_what_was_not_used_for_long() -> None:
     with running(small_config(), num_blocks=16, **with_host(8)) as h:
         pair = h.frontend()
-        complete(h, pair, prompt_of(60))
+        cached_tokens(h, pair, prompt_of(60))
         fill(h, pair)
         assert h.statistic("num_host_blocks_used") == 8
-        assert complete(h, pair, prompt_of(60)) < 56
+        assert cached_tokens(h, pair, prompt_of(60)) < 56
 
 
 def test_forged_hashes_restore_nothing_of_others() -> None:
     with running(small_config(), num_blocks=16, **with_host(64)) as h:
         pair, prompt, other = h.frontend(), prompt_of(60), prompt_of(60, 7)
-        complete(h, pair, prompt)
+        cached_tokens(h, pair, prompt)
         fill(h, pair)
-        assert complete(h, pair, other, h.hashes(prompt)) == 0, "equal hashes, other tokens"
+        assert cached_tokens(h, pair, other, hashes=h.hashes(prompt)) == 0, "equal hashes, other tokens"
         fill(h, pair)
         mixed = [*other[:8], *prompt[8:]]
-        assert complete(h, pair, mixed, h.hashes(mixed)[:16] + h.hashes(prompt)[16:]) <= 8, "another start"
+        assert cached_tokens(h, pair, mixed, hashes=h.hashes(mixed)[:16] + h.hashes(prompt)[16:]) <= 8, "another start"
         fill(h, pair)
-        assert complete(h, pair, prompt) in (0, 56)
-        assert complete(h, pair, other) in (0, 8, 56)
+        assert cached_tokens(h, pair, prompt) in (0, 56)
+        assert cached_tokens(h, pair, other) in (0, 8, 56)
 
 
 def test_a_restored_sequence_does_not_hold_others() -> None:
     """While others decode, each step restores a part, and they get a token in every step."""
     with running(small_config(block_size=8), num_blocks=150, max_model_len=720, **with_host(400)) as h:
         pair, inbox, prompt = h.frontend(), Inbox(), prompt_of(700)
-        complete(h, pair, prompt)
+        cached_tokens(h, pair, prompt)
         for start in range(30, 33):
-            complete(h, pair, prompt_of(690, start))
+            cached_tokens(h, pair, prompt_of(690, start))
         decoder = submit(h, pair, prompt_of(5, 3), max_tokens=60)
         h.step()
         inbox.drain(pair)
@@ -156,9 +137,9 @@ def test_a_restored_sequence_does_not_hold_others() -> None:
 def test_a_sequence_may_be_cancelled_while_it_is_restored(steps: int) -> None:
     with running(small_config(), num_blocks=150, max_model_len=720, **with_host(400)) as h:
         pair, inbox, prompt = h.frontend(), Inbox(), prompt_of(700)
-        complete(h, pair, prompt)
+        cached_tokens(h, pair, prompt)
         for start in range(30, 33):
-            complete(h, pair, prompt_of(690, start))
+            cached_tokens(h, pair, prompt_of(690, start))
         submit(h, pair, prompt_of(5, 3), max_tokens=60)
         restored = submit(h, pair, prompt, max_tokens=20)
         for _ in range(steps):
@@ -167,7 +148,7 @@ def test_a_sequence_may_be_cancelled_while_it_is_restored(steps: int) -> None:
         pair.cancel(restored)
         run_until_finished(h, inbox, [pair], [restored])
         assert inbox.finish(restored) == FinishReason.ABORT
-        assert complete(h, pair, prompt) == 696
+        assert cached_tokens(h, pair, prompt) == 696
 
 
 def size_host(seed: int) -> dict[str, int]:

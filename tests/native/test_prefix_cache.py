@@ -25,11 +25,16 @@ def prompt_of(length: int, start: int = 0) -> list[int]:
     return [(start + 5 * i) % VOCAB for i in range(length)]
 
 
-def cached_tokens(h: Harness, pair: QueuePair, prompt: list[int], salt: bytes = b"") -> int:
-    """Run a prompt to its end, check its tokens and return how many of the prompt's were found in the cache."""
+def cached_tokens(
+    h: Harness, pair: QueuePair, prompt: list[int], salt: bytes = b"", *, hashes: bytes | None = None
+) -> int:
+    """Run a prompt to its end, check its tokens and return how many of the prompt's were found in a cache.
+
+    hashes: of its blocks, where a frontend sends others than the prompt's.
+    """
     inbox = Inbox()
-    hashes = h.hashes(prompt, salt)
-    sequence = pair.submit(submission(prompt, (), hashes), SamplingParams(max_tokens=3))
+    entry = submission(prompt, (), h.hashes(prompt, salt) if hashes is None else hashes)
+    sequence = pair.submit(entry, SamplingParams(max_tokens=3))
     run_until_finished(h, inbox, [pair], [sequence])
     assert inbox.tokens(sequence) == expected_tokens(prompt, 3, VOCAB)
     cached = inbox.cached(sequence)
