@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import blink.engine  # noqa: F401  # pyright: ignore[reportUnusedImport]  (sets OpenMP before a test loads torch)
+from blink.kernels.rounding import EXACT, begin_step
 from early import begin_all, begin_early
 from groups import MACHINE, WAITING, group_of
 from skips import LIST, find_unlisted, read_reasons
@@ -123,3 +124,9 @@ def _lack_of_gpu() -> str:
     if version("torch").endswith("+cpu"):
         return "needs torch for CUDA: make test-gpu installs it"
     return ""
+
+
+@pytest.fixture(autouse=True)
+def _rounds_nothing() -> None:
+    """Let no test have what an earlier one's engine left in this thread: what GEMMs of its last step may round."""
+    begin_step(EXACT, 0, 0)
