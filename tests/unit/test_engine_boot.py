@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from blink.config import EngineConfig, ModelConfig
 from blink.engine.cpu import CpuEngine
+from blink.engine.thread import EngineThread
 from blink.errors import ConfigError
 from blink.link.client import EngineClient
 from blink.link.shm import ShmConnector
@@ -275,3 +277,32 @@ def test_a_step_holds_no_more_than_all_sequences_together(tmp_path: Path, region
     client.close()
     engine.stop()
     running.join()
+
+
+def count_descriptors(region: str) -> int:
+    """Return how many of this process's descriptors are of a region's file, deleted or not."""
+    folder = Path("/proc/self/fd")
+    return sum(f"/blink-{region}" in os.readlink(each) for each in folder.iterdir() if each.is_symlink())
+
+
+def test_an_engine_that_ends_in_this_process_gives_back_its_region(tmp_path: Path, region: str) -> None:
+    path = write_tiny_model(tmp_path, vocab_size=96, max_position_embeddings=128)
+    model = ModelConfig(model=str(path), load_format="dummy")
+    config = EngineConfig(model=model, region=region, device="cpu", num_gpu_blocks_override=64, max_num_seqs=4)
+    engine = EngineThread(config)
+    assert count_descriptors(region) > 0
+    engine.stop()
+    assert count_descriptors(region) == 0
+
+
+def test_an_engine_that_cannot_boot_gives_back_its_region(
+    tmp_path: Path, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ConfigError("no room")
+
+    monkeypatch.setattr(CpuEngine, "_allocate_kv_cache", fail)
+    with pytest.raises(ConfigError, match="no room"):
+        boot(CpuEngine, tmp_path, region)
+    gc.collect()
+    assert count_descriptors(region) == 0

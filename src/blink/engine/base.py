@@ -111,7 +111,7 @@ class Engine(ABC):
             self._sockets = open_sockets(config, self._region, self._ranks, self._stores)
             self._publishers = open_publishers(self._region, config)
         except BaseException:
-            self._region.remove()
+            self.remove_region()
             raise
         self._has_lost_region = False
         self.is_dead = False  # whether the scheduler gives no sign of life any more, so that nothing may wait for it
@@ -208,8 +208,9 @@ class Engine(ABC):
         return conclude(self._region)
 
     def remove_region(self) -> None:
-        """Delete the region's file, unless it is another engine's by now."""
+        """Delete the region's file, unless it is another engine's by now, and give back its memory."""
         self._region.remove()
+        self._region.close()
 
     def _keep_region(self) -> bool:
         """Restore the region's file if it was deleted; return whether frontends can find it."""
