@@ -2,7 +2,8 @@
 """Tokens per second of several engines at one port, next to one, with as many sequences for each engine.
 
 Every stream decodes the same number of tokens; all begin at once, on prompts that share nothing. TPOT tells whether
-the engines slow each other: with equal TPOT, N engines give N times the tokens. Flags behind -- go to `blink serve`.
+the engines slow each other: with equal TPOT, N engines give N times the tokens. Each engine has room for twice its
+sequences, as a frontend may give one a sequence more than the other. Flags behind -- go to `blink serve`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def serve(replicas: int, options: argparse.Namespace) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = int(free.getsockname()[1])
     command = [sys.executable, "-m", "blink", "serve", options.model, f"--data-parallel-size={replicas}"]
-    command += [f"--port={port}", f"--max-num-seqs={max(options.rows)}", "--max-client-share=1", *options.flags]
+    command += [f"--port={port}", f"--max-num-seqs={2 * max(options.rows)}", "--max-client-share=1", *options.flags]
     process = subprocess.Popen(command)
     try:
         wait_until_whole(process, port, replicas)

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from blink import LLM, SamplingParams
 from blink.api.admin.ipc_handles import read_handles
 from blink.async_llm import AsyncLLM
-from blink.engine import tensor_updates
+from blink.engine import weight_group
 from blink.engine.gpu_weights import GpuWeights
 from blink.errors import BadRequestError, ConfigError, EngineUnavailableError
 from blink.link.model_orders import ask_begin, ask_broadcast, ask_commit, ask_join, ask_leave, ask_share, ask_update
@@ -279,10 +280,7 @@ def test_tensors_in_another_process_on_the_gpu_are_read_by_their_handles(site: S
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_trainers_broadcast_gives_its_weights(
-    site: Site, llm: LLM, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tensor_updates, "HAS_RUN_NCCL", True)
+def test_a_trainers_broadcast_gives_its_weights(site: Site, llm: LLM, backend: str) -> None:
     if backend == "nccl" and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     region, port, told = region_of(llm), free_port(), describe_weights(site.second)
@@ -297,8 +295,27 @@ def test_a_trainers_broadcast_gives_its_weights(
         assert generate(llm) == site.of_first
         ask_commit(region, clears_cache=True)
         assert generate(llm) == site.of_second
+        ask_leave(region, GROUP)  # first: with NCCL a trainer that leaves waits for the engine
         assert trainer.wait(60) == 0
-        ask_leave(region, GROUP)
         assert generate(llm) == site.of_second
     finally:
         trainer.kill()
+
+
+def test_a_trainer_that_is_killed_ends_its_broadcast_with_nccl(
+    site: Site, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    monkeypatch.setattr(weight_group, "_WAIT", timedelta(seconds=8))
+    region, port, told = region_of(llm), free_port(), describe_weights(site.second)
+    types = [_SAFETENSORS[one] for one in told["dtypes"]]
+    trainer = start_trainer(site.second, port, 3, backend="nccl")
+    try:
+        ask_join(region, GROUP, "127.0.0.1", port, 1, 2, "nccl")
+        with pytest.raises(BadRequestError, match="broadcast of"):
+            ask_broadcast(region, GROUP, [*zip(told["names"], types, told["shapes"], strict=True)])
+    finally:
+        trainer.kill()
+        trainer.wait(60)
+    assert generate(llm) == site.of_first
