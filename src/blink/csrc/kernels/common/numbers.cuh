@@ -69,7 +69,8 @@ __device__ inline unsigned normalize(unsigned pair, const float* weights) {
 }
 
 __device__ inline Vec16 normalize(Vec16 v, const Bf16* weights) {
-  return multiply(v, *reinterpret_cast<const Vec16*>(weights));
+  const uint4 all = *reinterpret_cast<const uint4*>(weights);  // one load: a Vec16 is aligned as its words are
+  return multiply(v, {all.x, all.y, all.z, all.w});
 }
 
 __device__ inline Vec16 normalize(Vec16 v, const float* weights) {
