@@ -30,11 +30,13 @@ from eagle_heads import draw_head, write_clockwork, write_head
 from model_driver import Driver, load_decoder, set_params
 from model_families import save_model
 from mtp_layers import add_mtp, draw_mtp
+from triton_interpreter import IS_INTERPRETED
 
 gpu = pytest.importorskip("blink.kernels.gpu.guesses")
 
 MAX_LEN, VOCAB, NUM_BLOCKS = 96, 500, 64
 GUESSES = 4
+on_gpu = pytest.mark.skipif(IS_INTERPRETED, reason="drafts are sampled in CUDA C++")
 ATTENTION = Attention(heads=4, kv_heads=2, head_dim=32, rope=Rope(theta=1e4, rotary_dim=32))
 SIZE = (ATTENTION.heads + 2 * ATTENTION.kv_heads) * ATTENTION.head_dim
 
@@ -203,6 +205,7 @@ def find_guessed(texts: Sequence[Text], batch: Batch, num_rows: int) -> list[int
     return found
 
 
+@on_gpu
 def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_path: Path) -> None:
     """A head of random weights in float32, over chunks of prompts and blocks' borders."""
     target, folder = write_clockwork(tmp_path, VOCAB, range(0, VOCAB, 2))
@@ -211,6 +214,7 @@ def test_a_head_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_
     compare(*(drive(decoder, load_eagle(str(folder), decoder)) for decoder in heads))
 
 
+@on_gpu
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
 def test_a_draft_layer_drafts_on_a_gpu_what_it_does_on_a_cpu(device: torch.device, tmp_path: Path, name: str) -> None:
     """Random weights: an MLP or experts behind attention with gates, norms of heads and a part that is rotated."""

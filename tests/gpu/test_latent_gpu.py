@@ -143,6 +143,8 @@ def test_queries_and_cells_are_those_of_the_cpu(
 def test_queries_and_cells_of_few_tokens_are_those_of_the_cpu(
     device: torch.device, sizes: LatentSizes, kv_scales: KvScales | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if IS_INTERPRETED and kv_scales is not None:
+        pytest.skip("Triton's interpreter rounds to FP8 wrongly")
     monkeypatch.setattr(gpu_store, "MOST_TOKENS", 8)
     store(device, sizes, torch.float32, kv_scales)
     store(device, sizes, torch.bfloat16, kv_scales)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cpu/cells.h"
+#include "cpu/gate.h"
 #include "cpu/thread_pool.h"
 
 namespace blink {
@@ -30,111 +31,209 @@ struct RowAttention {
 };
 
 // One row and one head of keys, whose `group` queries share it; where its keys are in the cache, and room for scores.
+// A thread's next head takes the same room.
 struct SharedHead {
-  uint32_t row, kv_head, keys;
-  std::vector<uint64_t> places;  // [keys]
-  std::vector<float> scores;     // [group, keys]
+  uint32_t row = 0, kv_head = 0, keys = 0, stride = 0;  // stride: of scores from query to query, whole vectors
+  std::vector<uint64_t> places;                         // [keys]
+  std::vector<float> scores;                            // [group, stride]
 };
 
 // What each query gives each key: the whole context, or the window's part of it.
 template <class Cell>
-SharedHead find_keys(const RowAttention<Cell>& a, uint32_t row, uint32_t kv_head) {
+void find_keys(const RowAttention<Cell>& a, uint32_t row, uint32_t kv_head, SharedHead& head) {
   const uint32_t context = uint32_t(a.positions[row] + 1);
-  const uint32_t keys = a.window != 0 && context > a.window ? a.window : context;
-  SharedHead head{row, kv_head, keys, std::vector<uint64_t>(keys), std::vector<float>(uint64_t(a.group) * keys)};
+  head.row = row, head.kv_head = kv_head;
+  head.keys = a.window != 0 && context > a.window ? a.window : context;
+  head.stride = (head.keys + kCellLanes - 1) / kCellLanes * kCellLanes;
+  head.places.resize(head.keys);
+  head.scores.resize(uint64_t(a.group) * head.stride);
   const int32_t* blocks = a.blocks + uint64_t(row) * a.row_blocks;
-  for (uint32_t i = 0; i < keys; ++i) {
-    const uint32_t key = context - keys + i;
-    const uint64_t slot = uint64_t(blocks[key / a.block_size]) * a.block_size + key % a.block_size;
-    head.places[i] = (slot * a.kv_heads + kv_head) * a.head_dim;
+  const uint64_t apart = uint64_t(a.kv_heads) * a.head_dim;  // from a key to the next one of its block
+  for (uint32_t i = 0, key = context - head.keys; i < head.keys;) {
+    uint64_t place = (uint64_t(blocks[key / a.block_size]) * a.block_size + key % a.block_size) * apart;
+    place += uint64_t(kv_head) * a.head_dim;
+    const uint32_t end = std::min(head.keys, i + a.block_size - key % a.block_size);
+    for (; i < end; ++i, ++key, place += apart) head.places[i] = place;
   }
-  return head;
 }
 
-constexpr uint32_t kMostVectors = 512 / kCellLanes;  // of a head
+// Call f(0), f(1) and so on with constants.
+template <uint32_t kCount, class F>
+BLINK_INLINE void for_each(const F& f) {
+  [&]<uint32_t... I>(std::integer_sequence<uint32_t, I...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<uint32_t, I>{}), ...);
+  }(std::make_integer_sequence<uint32_t, kCount>{});
+}
 
 template <class Cell>
-BLINK_INLINE void score_cells(const RowAttention<Cell>& a, SharedHead& shared) {
-  typedef float Half __attribute__((vector_size(2 * kCellLanes)));
-  const uint32_t vectors = a.head_dim / kCellLanes;
-  const float* query = a.query + shared.row * a.query_stride + uint64_t(shared.kv_head) * a.group * a.head_dim;
-  CellLanes own[kMostVectors];
-  for (uint32_t key = 0; key < shared.keys; ++key) {
-    for (uint32_t i = 0; i < vectors; ++i) load_cells(a.cache + shared.places[key] + i * kCellLanes, own[i]);
-    for (uint32_t head = 0; head < a.group; ++head) {
-      const auto* other = reinterpret_cast<const CellLanes*>(query + head * a.head_dim);
-      CellLanes sums = {};
-      for (uint32_t i = 0; i < vectors; ++i) sums += own[i] * other[i];
-      Half halves[2];
-      std::memcpy(halves, &sums, sizeof sums);
-      const Half half = halves[0] + halves[1];
-      const float sum = (half[0] + half[4]) + (half[1] + half[5]) + ((half[2] + half[6]) + (half[3] + half[7]));
-      shared.scores[uint64_t(head) * shared.keys + key] = sum * a.scale;
-    }
+BLINK_INLINE void prefetch_cells(const Cell* cells, uint32_t count) {
+  const char* bytes = reinterpret_cast<const char*>(cells);
+  for (uint32_t at = 0; at < count * sizeof(Cell); at += 64) __builtin_prefetch(bytes + at);
+}
+
+// The sum of each of 16 vectors, in its place.
+BLINK_INLINE void add_across(CellLanes (&v)[kCellLanes], CellLanes& out) {
+  for (uint32_t i = 0; i < 8; ++i) {
+    const CellLanes a = v[2 * i], b = v[2 * i + 1];
+    v[i] = __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+  }
+  for (uint32_t i = 0; i < 4; ++i) {
+    const CellLanes a = v[2 * i], b = v[2 * i + 1];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+           __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+  }
+  for (uint32_t i = 0; i < 2; ++i) {
+    const CellLanes a = v[2 * i], b = v[2 * i + 1];
+    v[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+           __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+  }
+  out = __builtin_shufflevector(v[0], v[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+        __builtin_shufflevector(v[0], v[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+}
+
+constexpr uint32_t kColumns = 64;  // of a head that are taken at a time
+
+// Add to sums of kHeads queries and 16 keys what kVectors of their columns from `column` on give.
+template <uint32_t kHeads, uint32_t kVectors, class Cell>
+BLINK_INLINE void multiply_columns(const RowAttention<Cell>& a, const uint64_t* places, const float* query,
+                                   uint32_t column, CellLanes (*sums)[kCellLanes]) {
+  CellLanes own[kVectors], other[kHeads][kVectors];
+  for_each<kHeads>([&](auto h) __attribute__((always_inline)) {
+    for_each<kVectors>([&](auto i) __attribute__((always_inline)) {
+      std::memcpy(&other[h][i], query + h * a.head_dim + column + i * kCellLanes, sizeof other[h][i]);
+    });
+  });
+  for (uint32_t key = 0; key < kCellLanes; ++key) {
+    const Cell* cells = a.cache + places[key] + column;
+    for_each<kVectors>([&](auto i) __attribute__((always_inline)) { load_cells(cells + i * kCellLanes, own[i]); });
+    for_each<kHeads>([&](auto h) __attribute__((always_inline)) {
+      CellLanes sum = sums[h][key];
+      for_each<kVectors>([&](auto i) __attribute__((always_inline)) { sum += own[i] * other[h][i]; });
+      sums[h][key] = sum;
+    });
   }
 }
 
-BLINK_CLONES inline void score_keys(const RowAttention<float>& a, SharedHead& shared) { score_cells(a, shared); }
-BLINK_CLONES inline void score_keys(const RowAttention<uint16_t>& a, SharedHead& shared) { score_cells(a, shared); }
+// Scores of 16 keys from `first` on, or of those that are left, with kHeads queries from `query` on.
+template <uint32_t kHeads, class Cell>
+BLINK_INLINE void score_tile(const RowAttention<Cell>& a, SharedHead& shared, const float* query, uint32_t head,
+                             uint32_t first) {
+  CellLanes sums[kHeads][kCellLanes] = {};
+  uint64_t places[kCellLanes];
+  for (uint32_t key = 0; key < kCellLanes; ++key) places[key] = shared.places[std::min(first + key, shared.keys - 1)];
+  uint32_t column = 0;
+  for (; column + kColumns <= a.head_dim; column += kColumns)
+    multiply_columns<kHeads, kColumns / kCellLanes>(a, places, query, column, sums);
+  for (; column < a.head_dim; column += kCellLanes) multiply_columns<kHeads, 1>(a, places, query, column, sums);
+  for (uint32_t h = 0; h < kHeads; ++h) {
+    CellLanes scores;
+    add_across(sums[h], scores);
+    scores *= a.scale;
+    std::memcpy(shared.scores.data() + uint64_t(head + h) * shared.stride + first, &scores, sizeof scores);
+  }
+}
+
+// Have the next 16 keys and these keys' values come from memory meanwhile: one head's cells of two keys are no
+// neighbours there, so the processor does not foresee them.
+template <class Cell>
+BLINK_INLINE void prefetch_tile(const RowAttention<Cell>& a, const SharedHead& shared, uint32_t first) {
+  const Cell* values = a.cache + a.cache_rows * a.kv_heads * a.head_dim;
+  for (uint32_t key = first; key < std::min(first + kCellLanes, shared.keys); ++key) {
+    prefetch_cells(values + shared.places[key], a.head_dim);
+    if (key + kCellLanes < shared.keys) prefetch_cells(a.cache + shared.places[key + kCellLanes], a.head_dim);
+  }
+}
+
+// Sums of kHeads queries and kVectors of the values' columns from `column` on.
+template <uint32_t kHeads, uint32_t kVectors, class Cell>
+BLINK_INLINE void weigh_columns(const RowAttention<Cell>& a, const SharedHead& shared, uint32_t head, uint32_t column) {
+  const Cell* values = a.cache + a.cache_rows * a.kv_heads * a.head_dim + column;
+  float* out = a.out + ((uint64_t(shared.row) * a.kv_heads + shared.kv_head) * a.group + head) * a.head_dim + column;
+  const float* weights = shared.scores.data() + uint64_t(head) * shared.stride;
+  CellLanes sums[kHeads][kVectors] = {};
+  for (uint32_t key = 0; key < shared.keys; ++key) {
+    const Cell* cells = values + shared.places[key];
+    for_each<kVectors>([&](auto i) __attribute__((always_inline)) {
+      CellLanes own;
+      load_cells(cells + i * kCellLanes, own);
+      for_each<kHeads>([&](auto h) __attribute__((always_inline)) {
+        sums[h][i] += own * weights[uint64_t(h) * shared.stride + key];
+      });
+    });
+  }
+  for_each<kHeads>([&](auto h)
+                       __attribute__((always_inline)) { std::memcpy(out + h * a.head_dim, sums[h], sizeof sums[h]); });
+}
+
+template <uint32_t kHeads, class Cell>
+BLINK_INLINE void score_heads(const RowAttention<Cell>& a, SharedHead& shared, uint32_t head) {
+  const float* query = a.query + shared.row * a.query_stride;
+  query += (uint64_t(shared.kv_head) * a.group + head) * a.head_dim;
+  for (uint32_t first = 0; first < shared.keys; first += kCellLanes) {
+    prefetch_tile(a, shared, first);
+    score_tile<kHeads>(a, shared, query, head, first);
+  }
+}
+
+template <uint32_t kHeads, class Cell>
+BLINK_INLINE void weigh_heads(const RowAttention<Cell>& a, SharedHead& shared, uint32_t head) {
+  uint32_t column = 0;
+  for (; column + kColumns <= a.head_dim; column += kColumns)
+    weigh_columns<kHeads, kColumns / kCellLanes>(a, shared, head, column);
+  for (; column < a.head_dim; column += kCellLanes) weigh_columns<kHeads, 1>(a, shared, head, column);
+}
 
 // Make weights that sum to 1, with the sink's 1 less, of one query's scores.
-inline void normalize_scores(float* scores, uint32_t keys, float softcap, const float* sink) {
-  float most = sink != nullptr ? *sink : -std::numeric_limits<float>::infinity(), total = 0;
+BLINK_INLINE void normalize_scores(float* scores, uint32_t keys, float softcap, const float* sink) {
+  float most = sink != nullptr ? *sink : -std::numeric_limits<float>::infinity();
   for (uint32_t key = 0; key < keys; ++key) {
     if (softcap != 0) scores[key] = std::tanh(scores[key] / softcap) * softcap;
     most = std::max(most, scores[key]);
   }
-  for (uint32_t key = 0; key < keys; ++key) total += scores[key] = std::exp(scores[key] - most);
-  if (sink != nullptr) total += std::exp(*sink - most);
-  const float factor = 1 / total;
+  CellLanes total = {}, some;
+  for (uint32_t key = 0; key < keys; key += kCellLanes) {
+    std::memcpy(&some, scores + key, sizeof some);
+    some -= most;
+    exponentiate(some);
+    for (uint32_t i = keys - key; i < kCellLanes; ++i) some[i] = 0;
+    total += some;
+    std::memcpy(scores + key, &some, sizeof some);
+  }
+  float sum = sink != nullptr ? std::exp(*sink - most) : 0;
+  for (uint32_t i = 0; i < kCellLanes; ++i) sum += total[i];
+  const float factor = 1 / sum;
   for (uint32_t key = 0; key < keys; ++key) scores[key] *= factor;
 }
 
-// Sum up the values of kHeads queries: each is read once for all of them.
+// kHeads of the queries that share keys.
 template <uint32_t kHeads, class Cell>
-BLINK_INLINE void weigh_heads(const RowAttention<Cell>& a, const SharedHead& shared, uint32_t first) {
-  const Cell* values = a.cache + a.cache_rows * a.kv_heads * a.head_dim;
-  float* out = a.out + ((uint64_t(shared.row) * a.kv_heads + shared.kv_head) * a.group + first) * a.head_dim;
-  const float* weights = shared.scores.data() + uint64_t(first) * shared.keys;
-  for (uint32_t i = 0; i < a.head_dim; i += kCellLanes) {
-    CellLanes sums[2][kHeads] = {};  // of even keys and of odd ones, as an addition takes longer than what it adds
-    const auto add = [&](uint32_t key, CellLanes* into) __attribute__((always_inline)) {
-      CellLanes own;
-      load_cells(values + shared.places[key] + i, own);
-      for (uint32_t head = 0; head < kHeads; ++head) into[head] += own * weights[uint64_t(head) * shared.keys + key];
-    };
-    uint32_t key = 0;
-    for (; key + 1 < shared.keys; key += 2) {
-      add(key, sums[0]);
-      add(key + 1, sums[1]);
-    }
-    if (key < shared.keys) add(key, sums[0]);
-    for (uint32_t head = 0; head < kHeads; ++head)
-      *reinterpret_cast<CellLanes*>(out + head * a.head_dim + i) = sums[0][head] + sums[1][head];
-  }
+BLINK_INLINE void attend_heads(const RowAttention<Cell>& a, SharedHead& shared, uint32_t head) {
+  score_heads<kHeads>(a, shared, head);
+  for (uint32_t h = head; h < head + kHeads; ++h)
+    normalize_scores(shared.scores.data() + uint64_t(h) * shared.stride, shared.keys, a.softcap,
+                     a.sinks == nullptr ? nullptr : a.sinks + shared.kv_head * a.group + h);
+  weigh_heads<kHeads>(a, shared, head);
 }
 
 template <class Cell>
-BLINK_INLINE void weigh_cells(const RowAttention<Cell>& a, const SharedHead& shared) {
+BLINK_INLINE void attend_cells(const RowAttention<Cell>& a, SharedHead& shared) {
   uint32_t head = 0;
-  for (; head + 4 <= a.group; head += 4) weigh_heads<4>(a, shared, head);
-  if (a.group - head == 3) return weigh_heads<3>(a, shared, head);
-  if (a.group - head == 2) return weigh_heads<2>(a, shared, head);
-  if (a.group - head == 1) weigh_heads<1>(a, shared, head);
+  for (; head + 4 <= a.group; head += 4) attend_heads<4>(a, shared, head);
+  if (a.group - head == 3) return attend_heads<3>(a, shared, head);
+  if (a.group - head == 2) return attend_heads<2>(a, shared, head);
+  if (a.group - head == 1) attend_heads<1>(a, shared, head);
 }
 
-BLINK_CLONES inline void weigh_values(const RowAttention<float>& a, const SharedHead& h) { weigh_cells(a, h); }
-BLINK_CLONES inline void weigh_values(const RowAttention<uint16_t>& a, const SharedHead& h) { weigh_cells(a, h); }
+BLINK_CLONES inline void attend_head(const RowAttention<float>& a, SharedHead& shared) { attend_cells(a, shared); }
+BLINK_CLONES inline void attend_head(const RowAttention<uint16_t>& a, SharedHead& shared) { attend_cells(a, shared); }
 
 template <class Cell>
 void attend_rows(const RowAttention<Cell>& a, ThreadPool& pool) {
   pool.share(uint64_t(a.rows) * a.kv_heads, [&](uint64_t item) {
-    SharedHead shared = find_keys(a, uint32_t(item / a.kv_heads), uint32_t(item % a.kv_heads));
-    score_keys(a, shared);
-    for (uint32_t head = 0; head < a.group; ++head)
-      normalize_scores(shared.scores.data() + uint64_t(head) * shared.keys, shared.keys, a.softcap,
-                       a.sinks == nullptr ? nullptr : a.sinks + shared.kv_head * a.group + head);
-    weigh_values(a, shared);
+    thread_local SharedHead shared;
+    find_keys(a, uint32_t(item / a.kv_heads), uint32_t(item % a.kv_heads), shared);
+    attend_head(a, shared);
   });
 }
 
