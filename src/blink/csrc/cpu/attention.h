@@ -184,14 +184,19 @@ BLINK_INLINE void weigh_heads(const RowAttention<Cell>& a, SharedHead& shared, u
   for (; column < a.head_dim; column += kCellLanes) weigh_columns<kHeads, 1>(a, shared, head, column);
 }
 
-// Make weights that sum to 1, with the sink's 1 less, of one query's scores.
+// Make weights that sum to 1, with the sink's 1 less, of one query's scores; what is behind the last one becomes 0.
 BLINK_INLINE void normalize_scores(float* scores, uint32_t keys, float softcap, const float* sink) {
-  float most = sink != nullptr ? *sink : -std::numeric_limits<float>::infinity();
-  for (uint32_t key = 0; key < keys; ++key) {
-    if (softcap != 0) scores[key] = std::tanh(scores[key] / softcap) * softcap;
-    most = std::max(most, scores[key]);
+  if (softcap != 0)
+    for (uint32_t key = 0; key < keys; ++key) scores[key] = std::tanh(scores[key] / softcap) * softcap;
+  for (uint32_t key = keys; key % kCellLanes != 0; ++key) scores[key] = scores[keys - 1];
+  CellLanes some, largest, total = {};
+  std::memcpy(&largest, scores, sizeof largest);
+  for (uint32_t key = kCellLanes; key < keys; key += kCellLanes) {
+    std::memcpy(&some, scores + key, sizeof some);
+    largest = largest > some ? largest : some;
   }
-  CellLanes total = {}, some;
+  float most = sink != nullptr ? *sink : largest[0];
+  for (uint32_t i = 0; i < kCellLanes; ++i) most = std::max(most, largest[i]);
   for (uint32_t key = 0; key < keys; key += kCellLanes) {
     std::memcpy(&some, scores + key, sizeof some);
     some -= most;
@@ -203,7 +208,11 @@ BLINK_INLINE void normalize_scores(float* scores, uint32_t keys, float softcap, 
   float sum = sink != nullptr ? std::exp(*sink - most) : 0;
   for (uint32_t i = 0; i < kCellLanes; ++i) sum += total[i];
   const float factor = 1 / sum;
-  for (uint32_t key = 0; key < keys; ++key) scores[key] *= factor;
+  for (uint32_t key = 0; key < keys; key += kCellLanes) {
+    std::memcpy(&some, scores + key, sizeof some);
+    some *= factor;
+    std::memcpy(scores + key, &some, sizeof some);
+  }
 }
 
 // kHeads of the queries that share keys.

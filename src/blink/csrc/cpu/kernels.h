@@ -11,25 +11,62 @@
 
 namespace blink {
 
-// residual (may be null) += x; out = normalised residual or x, times weight; all [rows, size].
+BLINK_INLINE void load_floats(const float* from, CellLanes& to) { std::memcpy(&to, from, sizeof to); }
+BLINK_INLINE void store_floats(float* to, const CellLanes& from) { std::memcpy(to, &from, sizeof from); }
+
+// residual (may be null) += x; out = normalised residual or x, times weight; all [size]. out may be x.
+BLINK_CLONES inline void rms_norm_row(float* out, const float* x, float* residual, const float* weight, uint32_t size,
+                                      float eps) {
+  const uint32_t whole = size - size % kCellLanes;
+  const float* values = residual == nullptr ? x : residual;
+  CellLanes sums = {}, own, other;
+  for (uint32_t i = 0; i < whole; i += kCellLanes) {
+    load_floats(x + i, own);
+    if (residual != nullptr) {
+      load_floats(residual + i, other);
+      own += other;
+      store_floats(residual + i, own);
+    }
+    sums += own * own;
+  }
+  float total = 0;
+  for (uint32_t i = 0; i < kCellLanes; ++i) total += sums[i];
+  for (uint32_t i = whole; i < size; ++i) {
+    if (residual != nullptr) residual[i] += x[i];
+    total += values[i] * values[i];
+  }
+  const float scale = 1 / std::sqrt(total / float(size) + eps);
+  for (uint32_t i = 0; i < whole; i += kCellLanes) {
+    load_floats(values + i, own);
+    load_floats(weight + i, other);
+    store_floats(out + i, own * scale * other);
+  }
+  for (uint32_t i = whole; i < size; ++i) out[i] = values[i] * scale * weight[i];
+}
+
+// The same of rows.
 inline void rms_norm(float* out, const float* x, float* residual, const float* weight, uint32_t rows, uint32_t size,
                      float eps) {
-  constexpr uint32_t kLanes = 16;  // independent sums, which the compiler keeps in vector registers
-  for (uint32_t row = 0; row < rows; ++row, out += size, x += size) {
-    const float* values = x;
-    if (residual != nullptr) {
-      for (uint32_t i = 0; i < size; ++i) residual[i] += x[i];
-      values = residual;
-      residual += size;
-    }
-    float sums[kLanes] = {};
-    for (uint32_t i = 0; i + kLanes <= size; i += kLanes)
-      for (uint32_t lane = 0; lane < kLanes; ++lane) sums[lane] += values[i + lane] * values[i + lane];
-    float total = 0;
-    for (const float sum : sums) total += sum;
-    for (uint32_t i = size - size % kLanes; i < size; ++i) total += values[i] * values[i];
-    const float scale = 1 / std::sqrt(total / float(size) + eps);
-    for (uint32_t i = 0; i < size; ++i) out[i] = values[i] * scale * weight[i];
+  for (uint64_t at = 0; at < uint64_t(rows) * size; at += size)
+    rms_norm_row(out + at, x + at, residual == nullptr ? nullptr : residual + at, weight, size, eps);
+}
+
+// Rotate one head's first 2 * half numbers.
+BLINK_CLONES inline void rotate_head(float* head, const float* cosines, const float* sines, uint32_t half) {
+  uint32_t i = 0;
+  for (; i + kCellLanes <= half; i += kCellLanes) {
+    CellLanes low, high, cosine, sine;
+    load_floats(head + i, low);
+    load_floats(head + half + i, high);
+    load_floats(cosines + i, cosine);
+    load_floats(sines + i, sine);
+    store_floats(head + i, low * cosine - high * sine);
+    store_floats(head + half + i, high * cosine + low * sine);
+  }
+  for (; i < half; ++i) {
+    const float low = head[i], high = head[i + half];
+    head[i] = low * cosines[i] - high * sines[i];
+    head[i + half] = high * cosines[i] + low * sines[i];
   }
 }
 
@@ -57,11 +94,7 @@ void rotate_and_store(float* qkv, const float* rotation, const int32_t* slots, C
     for (uint32_t head = 0; head < rotated; ++head, qkv += shape.head_dim) {
       const float* norm = head < shape.query_heads ? norms.query : norms.key;
       if (norm != nullptr) rms_norm(qkv, qkv, nullptr, norm, 1, shape.head_dim, norms.eps);
-      for (uint32_t i = 0; i < half; ++i) {
-        const float low = qkv[i], high = qkv[i + half];
-        qkv[i] = low * cosines[i] - high * sines[i];
-        qkv[i + half] = high * cosines[i] + low * sines[i];
-      }
+      rotate_head(qkv, cosines, sines, half);
     }
     if (slots[token] >= 0) {
       const uint64_t place = uint64_t(slots[token]) * kv_size;
