@@ -12,6 +12,7 @@ namespace blink {
 
 constexpr uint32_t kInt16Group = 32;     // values of a scale
 constexpr uint64_t kInt16Tile = 16;      // rows of a weight that the kernels take at a time
+constexpr uint32_t kMostTogether = 8;    // rows of x whose sums a kernel keeps in registers
 constexpr uint32_t kSharedRounding = 8;  // rows of x from which on threads share its rounding
 
 enum class Int16Isa : uint32_t { kBest, kPlain, kVnni };
@@ -54,29 +55,42 @@ BLINK_INLINE void round_group(const float* x, int8_t* quants, float* scale, floa
   }
 }
 
-BLINK_CLONES inline void round_to_int16(const float* x, uint32_t count, int8_t* quants, float* scales, float* sums) {
-  for (uint32_t i = 0; i < count / kInt16Group; ++i)
-    round_group(x + i * kInt16Group, quants + 2 * i * kInt16Group, scales + i, sums + 2 * i);
+// Round a row whose groups lie `apart` from each other.
+BLINK_CLONES inline void round_to_int16(const float* x, uint32_t count, uint32_t apart, int8_t* quants, float* scales,
+                                        float* sums) {
+  for (uint64_t i = 0, at = 0; i < count / kInt16Group; ++i, at += apart)
+    round_group(x + i * kInt16Group, quants + 2 * at * kInt16Group, scales + at, sums + 2 * at);
+}
+
+// How many rows of x lie together: the least power of two that takes all of them, and at most kMostTogether.
+inline uint32_t rows_together(uint32_t x_rows) {
+  uint32_t together = 1;
+  while (together < x_rows && together < kMostTogether) together *= 2;
+  return together;
 }
 
 // As multiply() of product.h does, with x rounded to 16 bits, once for all threads.
 inline void multiply_int16(MultiplyInt16 kernel, const GgufWeight& weight, const float* x, uint32_t x_rows, float* out,
                            ThreadPool& pool) {
   const uint64_t columns = weight.columns, groups = columns / kInt16Group;
-  std::vector<int8_t> quants(2 * x_rows * columns);
-  std::vector<float> scales(x_rows * groups * 3);
-  float* sums = scales.data() + x_rows * groups;
+  const uint32_t together = rows_together(x_rows);
+  const uint64_t rounded = (x_rows + together - 1) / together * together;
+  std::vector<int8_t> quants(2 * rounded * columns);
+  std::vector<float> scales(rounded * groups * 3);
+  float* sums = scales.data() + rounded * groups;
+  const Int16Rows rows{quants.data(), scales.data(), sums, together};
   const auto round_row = [&](uint64_t row) {
-    round_to_int16(x + row * columns, uint32_t(columns), quants.data() + 2 * row * columns,
-                   scales.data() + row * groups, sums + 2 * row * groups);
+    const uint64_t first = rows.place(row, 0, groups);
+    round_to_int16(x + row * columns, uint32_t(columns), together, quants.data() + 2 * first * kInt16Group,
+                   scales.data() + first, sums + 2 * first);
   };
   if (x_rows < kSharedRounding)
     for (uint32_t row = 0; row < x_rows; ++row) round_row(row);
   else
     pool.share(x_rows, round_row);
-  const uint64_t rows = count_rows(weight);
+  const uint64_t outputs = count_rows(weight);
   share_rows(weight, pool, kInt16Tile, [&](const GgufRows& part, uint64_t first) {
-    kernel({part, uint32_t(columns), x_rows, {quants.data(), scales.data(), sums}, out + first, rows});
+    kernel({part, uint32_t(columns), x_rows, rows, out + first, outputs});
   });
 }
 

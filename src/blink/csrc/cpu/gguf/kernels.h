@@ -41,12 +41,17 @@ struct Bf16Matmul {
 };
 using MultiplyBf16 = void (*)(const Bf16Matmul&);
 
-// Rows of x rounded to 16 bits: of each 32 columns, their upper halves and then their lower ones, [x_rows, columns /
-// 32, 2, 32], and a scale; of each 16, the sum of what they stand for.
+// Rows of x rounded to 16 bits: of each 32 columns, their upper halves and then their lower ones, and a scale; of each
+// 16, the sum of what they stand for. `together` rows have what belongs to the same columns one behind the other:
+// [x_rows / together, columns / 32, together] times [2, 32], 1 and 2. Rows that the last of these lack are 0.
 struct Int16Rows {
   const int8_t* quants;
   const float* scales;
   const float* sums;
+  uint32_t together;
+  uint64_t place(uint64_t row, uint64_t group, uint64_t groups) const {
+    return (row / together * groups + group) * together + row % together;
+  }
 };
 
 // As GgufMatmul, with x in 16 bits; columns are a multiple of 32.

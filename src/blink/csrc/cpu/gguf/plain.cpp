@@ -66,8 +66,10 @@ void multiply_bf16(const Bf16Matmul& p) {
 
 void multiply_int16(const Int16Matmul& p) {
   const auto widen = [&](uint64_t at) {
-    const int8_t* halves = p.x.quants + 2 * at - at % kInt16Group;
-    return p.x.scales[at / kInt16Group] * float(halves[0] * 256 + halves[kInt16Group]);
+    const uint64_t column = at % p.columns;
+    const uint64_t place = p.x.place(at / p.columns, column / kInt16Group, p.columns / kInt16Group);
+    const int8_t* halves = p.x.quants + 2 * place * kInt16Group + column % kInt16Group;
+    return p.x.scales[place] * float(halves[0] * 256 + halves[kInt16Group]);
   };
   multiply_plainly(p, [](float value) { return value; }, widen);
 }

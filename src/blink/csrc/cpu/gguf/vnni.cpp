@@ -5,11 +5,10 @@
 
 #if defined(__AVX512VNNI__)
 #include "cpu/gguf/columns.h"
+#include "cpu/gguf/int16.h"
 
 namespace blink {
 namespace {
-
-constexpr uint32_t kMostRows = 8;  // of x, whose sums stay in registers
 
 BLINK_INLINE Words spread_word(const int8_t* bytes) {
   int32_t word;
@@ -17,56 +16,78 @@ BLINK_INLINE Words spread_word(const int8_t* bytes) {
   return _mm512_set1_epi32(word);
 }
 
-// The products of 16 columns: those of the upper halves of x count 256 times.
-BLINK_INLINE Words dot_half(const Words* quants, const int8_t* x) {
-  Words sums = _mm512_setzero_si512();
-  unroll<4>([&](auto i) __attribute__((always_inline)) {
-    sums = _mm512_dpbusd_epi32(sums, quants[i], spread_word(x + 4 * i));
-  });
-  sums = _mm512_slli_epi32(sums, 8);
-  unroll<4>([&](auto i) __attribute__((always_inline)) {
-    sums = _mm512_dpbusd_epi32(sums, quants[i], spread_word(x + kGroup + 4 * i));
-  });
-  return sums;
-}
+// Integer products of a group's halves with 32 columns of kCount rows of x, whose upper halves count 256 times. Their
+// sums grow side by side, as an addition takes longer than what it adds.
+template <uint32_t kCount>
+struct Dots {
+  Words upper[kCount][2], lower[kCount][2];
+  BLINK_INLINE Dots(const Group& group, const int8_t* x) {
+    const auto for_sums = [&](const auto& work) __attribute__((always_inline)) {
+      unroll<2>([&](auto half) __attribute__((always_inline)) {
+        unroll<kCount>([&](auto row) __attribute__((always_inline)) { work(row, half); });
+      });
+    };
+    for_sums([&](auto row, auto half)
+                 __attribute__((always_inline)) { upper[row][half] = lower[row][half] = _mm512_setzero_si512(); });
+    unroll<4>([&](auto i) __attribute__((always_inline)) {
+      for_sums([&](auto row, auto half) __attribute__((always_inline)) {
+        const int8_t* own = x + row * 2 * kGroup + 16 * half + 4 * i;
+        const Words quants = group.quants[4 * half + i];
+        upper[row][half] = _mm512_dpbusd_epi32(upper[row][half], quants, spread_word(own));
+        lower[row][half] = _mm512_dpbusd_epi32(lower[row][half], quants, spread_word(own + kGroup));
+      });
+    });
+  }
+  BLINK_INLINE static __m512 join(Words upper, Words lower) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 8), lower));
+  }
+  BLINK_INLINE __m512 half(uint32_t row, uint32_t i) const { return join(upper[row][i], lower[row][i]); }
+  BLINK_INLINE __m512 both(uint32_t row) const {
+    return join(_mm512_add_epi32(upper[row][0], upper[row][1]), _mm512_add_epi32(lower[row][0], lower[row][1]));
+  }
+};
 
 // Add the products of a group with 32 columns of a row of x.
-template <bool kHalves>
-BLINK_INLINE __m512 add_group(__m512 total, const Group& group, const int8_t* x, float x_scale, const float* x_sums) {
-  const Words low = dot_half(group.quants, x), high = dot_half(group.quants + 4, x + 16);
+template <bool kHalves, uint32_t kCount>
+BLINK_INLINE __m512 add_group(__m512 total, const Group& group, const Dots<kCount>& dots, uint32_t row, float x_scale,
+                              const float* x_sums) {
   const __m512 scale = _mm512_set1_ps(x_scale);
   if constexpr (kHalves) {
-    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low), group.scales[0] * scale, total);
-    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), group.scales[1] * scale, total);
+    total = _mm512_fmadd_ps(dots.half(row, 0), group.scales[0] * scale, total);
+    total = _mm512_fmadd_ps(dots.half(row, 1), group.scales[1] * scale, total);
   } else {
-    total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(low, high)), group.scales[0] * scale, total);
+    total = _mm512_fmadd_ps(dots.both(row), group.scales[0] * scale, total);
   }
   total = _mm512_fmadd_ps(group.offsets[0], _mm512_set1_ps(x_sums[0]), total);
   return _mm512_fmadd_ps(group.offsets[1], _mm512_set1_ps(x_sums[1]), total);
 }
 
-// kRows rows of x from `row` on, and their sums with 16 rows of the weight; rows that x lacks are its last one,
-// dropped.
+// kRows rows of x from `row` on, which lie together, and their sums with 16 rows of the weight.
 template <uint32_t kRows>
 struct Sums {
   const Int16Matmul& p;
   uint32_t row;
-  const int8_t* x[kRows];
-  const float *scales[kRows], *sums[kRows];
+  const int8_t* x;
+  const float *scales, *sums;
   __m512 totals[kRows] = {};
 
   BLINK_INLINE Sums(const Int16Matmul& p, uint32_t row) : p(p), row(row) {
-    unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-      const uint64_t own = row + i < p.x_rows ? row + i : p.x_rows - 1;
-      x[i] = p.x.quants + 2 * own * p.columns;
-      scales[i] = p.x.scales + own * (p.columns / kGroup);
-      sums[i] = p.x.sums + own * (p.columns / kGroup * 2);
-    });
+    const uint64_t first = p.x.place(row, 0, p.columns / kGroup);
+    x = p.x.quants + 2 * first * kGroup;
+    scales = p.x.scales + first;
+    sums = p.x.sums + 2 * first;
   }
   template <bool kHalves>
   BLINK_INLINE void add(uint32_t at, const Group& group) {
-    unroll<kRows>([&](auto i) __attribute__((always_inline)) {
-      totals[i] = add_group<kHalves>(totals[i], group, x[i] + 2 * at * kGroup, scales[i][at], sums[i] + 2 * at);
+    const int8_t* own = x + uint64_t(at) * kRows * 2 * kGroup;
+    const float *own_scales = scales + at * kRows, *own_sums = sums + at * kRows * 2;
+    constexpr uint32_t kCount = kRows < 2 ? 1 : 2;
+    unroll<kRows / kCount>([&](auto pair) __attribute__((always_inline)) {
+      const Dots<kCount> dots(group, own + pair * kCount * 2 * kGroup);
+      unroll<kCount>([&](auto i) __attribute__((always_inline)) {
+        constexpr uint32_t kRow = pair * kCount + i;
+        totals[kRow] = add_group<kHalves>(totals[kRow], group, dots, i, own_scales[kRow], own_sums + 2 * kRow);
+      });
     });
   }
   // Write the products, of which `count` of each row are wanted.
@@ -94,8 +115,8 @@ void multiply_many(const Int16Matmul& p) {
   groups.resize(p.columns / kGroup);
   for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
     for_groups<Format>(rows, p.columns, [&](uint32_t at, const Group& group) { groups[at] = group; });
-    for (uint32_t row = 0; row < p.x_rows; row += kMostRows) {
-      Sums<kMostRows> sums(p, row);
+    for (uint32_t row = 0; row < p.x_rows; row += kMostTogether) {
+      Sums<kMostTogether> sums(p, row);
       for (uint32_t at = 0; at < groups.size(); ++at) sums.template add<Block<Format>::kHalves>(at, groups[at]);
       sums.write(out, count);
     }
@@ -104,8 +125,8 @@ void multiply_many(const Int16Matmul& p) {
 
 void multiply_vnni(const Int16Matmul& p) {
   with_format(p.weight.format, [&]<class Format>(Format) {
-    if (p.x_rows > kMostRows) return multiply_many<Format>(p);
-    multiply_tiles<Format, kMostRows>(p, [&]<uint32_t kRows>(Rows rows, uint32_t row, float* out, uint32_t count) {
+    if (p.x_rows > kMostTogether) return multiply_many<Format>(p);
+    multiply_tiles<Format, kMostTogether>(p, [&]<uint32_t kRows>(Rows rows, uint32_t row, float* out, uint32_t count) {
       multiply_tile<Format, kRows>(p, rows, row, out, count);
     });
   });
