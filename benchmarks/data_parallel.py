@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens per second of several engines at one port, next to one, with as many sequences for each engine.
 
-Every stream decodes the same number of tokens; all begin at once, on prompts that share nothing. TPOT tells whether
-the engines slow each other: with equal TPOT, N engines give N times the tokens. Each engine has room for twice its
-sequences, as a frontend may give one a sequence more than the other. Flags behind -- go to `blink serve`.
+Every stream decodes the same number of tokens; all begin at once, on prompts that share nothing. There are as many
+client processes as engines. TPOT tells whether the engines slow each other: with equal TPOT, N engines give N times the
+tokens. Each engine has room for twice its sequences, as a frontend may give one a sequence more than the other. Flags
+behind -- go to `blink serve`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import socket
 import statistics
@@ -18,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,10 +99,22 @@ async def stream(port: int, prompt: list[int], num_tokens: int) -> tuple[float, 
     return first, last
 
 
-async def run_streams(port: int, count: int, options: argparse.Namespace) -> Run:
-    """Run all streams at once."""
-    prompts = [[random.randrange(1000, 2000) for _ in range(options.prompt_tokens)] for _ in range(count)]
-    times = await asyncio.gather(*(stream(port, prompt, options.tokens) for prompt in prompts))
+def run_client(port: int, count: int, prompt_tokens: int, num_tokens: int) -> list[tuple[float, float]]:
+    """Run streams at once, in one process; return when the first and the last token of each came."""
+    prompts = [[random.randrange(1000, 2000) for _ in range(prompt_tokens)] for _ in range(count)]
+
+    async def run() -> list[tuple[float, float]]:
+        return await asyncio.gather(*(stream(port, prompt, num_tokens) for prompt in prompts))
+
+    return asyncio.run(run())
+
+
+def run_streams(clients: ProcessPoolExecutor, replicas: int, rows: int, port: int, options: argparse.Namespace) -> Run:
+    """Run all streams at once, those of one engine's number in each client."""
+    count = replicas * rows
+    sizes = options.prompt_tokens, options.tokens
+    parts = [clients.submit(run_client, port, rows, *sizes) for _ in range(replicas)]
+    times = [one for part in parts for one in part.result()]
     span = max(last for _, last in times) - min(first for first, _ in times)
     tpot = statistics.median((last - first) / (options.tokens - 1) for first, last in times)
     return Run(count * (options.tokens - 1) / span, tpot * 1e3)
@@ -109,10 +124,12 @@ def measure(options: argparse.Namespace) -> list[dict[str, float]]:
     """Return the medians of each number of engines and rows."""
     rows: list[dict[str, float]] = []
     for replicas in options.replicas:
-        with serve(replicas, options) as port:
+        spawn = multiprocessing.get_context("spawn")
+        with serve(replicas, options) as port, ProcessPoolExecutor(replicas, mp_context=spawn) as clients:
             for per_engine in options.rows:
-                asyncio.run(run_streams(port, replicas * per_engine, options))  # warms up
-                runs = [asyncio.run(run_streams(port, replicas * per_engine, options)) for _ in range(options.runs)]
+                several = (replicas, per_engine, port, options)
+                run_streams(clients, *several)  # warms up
+                runs = [run_streams(clients, *several) for _ in range(options.runs)]
                 rate = statistics.median(run.tokens_per_second for run in runs)
                 tpot = statistics.median(run.tpot_ms for run in runs)
                 rows.append({"engines": replicas, "rows": per_engine, "tokens_per_second": rate, "tpot_ms": tpot})
