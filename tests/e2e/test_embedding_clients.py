@@ -115,7 +115,8 @@ def test_ranks_over_http_are_transformers(tmp_path: Path) -> None:
         pairs = frontend.post("/v1/score", text_1="fish?", text_2=["One fish, two fish.", "Paris", "red " * 30]).json()
         stop(frontend.process)
     scores = [entry["score"] for entry in pairs["data"]]
-    assert [result["relevance_score"] for result in ranked] == sorted(scores, reverse=True)
+    # Not bit by bit: prompts share steps as they come.
+    assert [result["relevance_score"] for result in ranked] == pytest.approx(sorted(scores, reverse=True), abs=1e-6)
     assert [scores[result["index"]] for result in ranked] == sorted(scores, reverse=True)
     from blink import LLM
 
