@@ -23,7 +23,7 @@ pytestmark = [
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 NUM_TOKENS = 1500
-BOUND = 1e-5  # of the perplexity: products differ by rounding alone
+BOUND = 2e-4  # of the perplexity: activations in 16 bits and a cache in float16 cost 4e-5
 # Rounding to 3 bits of mantissa costs this model of 135 million weights 4.5 % on this text and 1.2 % on another, as
 # much as random changes of the same size (2.6 %); a scale or an order gone wrong costs many times as much.
 _MOST = 1.06
