@@ -14,6 +14,7 @@ from blink.kernels.gpu.attention.decode import decode_attention, list_tokens
 from blink.kernels.gpu.guesses import GpuGuesses
 from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
+from blink.kernels.gpu.lora.memory import GpuUpdates
 from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.moe.router import choose_experts, choose_of_rows
 from blink.kernels.gpu.moe.shared_gate import add_shared
@@ -24,6 +25,7 @@ from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
 from blink.runner.deterministic_device import ORDERED_ATTENTION, DeterministicDevice
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
+from blink.runner.gpu_fused_updates import FusedWriterNorms
 from blink.runner.gpu_ordered import OrderedNorms
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
@@ -103,4 +105,6 @@ class GpuCode:
             return ReaderNorms(step)
         if step.plan.norms is NormStyle.ORDERED:
             return OrderedNorms(step)
+        if isinstance(step.updates, GpuUpdates) and step.updates.are_fused:
+            return FusedWriterNorms(step, step.updates)
         return WriterNorms(step) if step.updates is None else UpdatedWriterNorms(step, step.updates)

@@ -12,7 +12,7 @@ step have it, or none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
@@ -82,8 +82,9 @@ def normed_linear(
     *,
     inverse_rms: Tensor | None = None,
     ordered: bool = False,
+    update: bytes | None = None,
 ) -> Tensor:
-    """Return the norm's GEMM with a weight [n, k], plus the bias.
+    """Return the norm's GEMM with a weight [n, k], plus the bias. update: as fused.shrink() returns it for normed.x.
 
     inverse_rms: float32 [rows], where the norm's rates are written for who else applies them.
     """
@@ -98,16 +99,33 @@ def normed_linear(
         inverse_rms=inverse_rms,
         eps=eps,
         ordered=ordered,
+        update=update,
     )
     return out
 
 
 def gated_linear(
-    normed: NormInput, eps: float, gate_up: Weight, *, hi_lo: FormatId | None = None, ordered: bool = False
+    normed: NormInput,
+    eps: float,
+    gate_up: Weight,
+    *,
+    hi_lo: FormatId | None = None,
+    ordered: bool = False,
+    update: bytes | None = None,
 ) -> Tensor:
     """Return silu(gate) * up of the norm's GEMM with gate_up, whose first half are the gates."""
     out = _new(normed.x, gate_up.shape[0] // 2, hi_lo=hi_lo)
-    _launch(Output.GATE, normed.x, gate_up, out, square_sums=normed.square_sums, eps=eps, writes=hi_lo, ordered=ordered)
+    _launch(
+        Output.GATE,
+        normed.x,
+        gate_up,
+        out,
+        square_sums=normed.square_sums,
+        eps=eps,
+        writes=hi_lo,
+        ordered=ordered,
+        update=update,
+    )
     return out
 
 
@@ -121,6 +139,7 @@ def add_linear(
     hi_lo: FormatId | None = None,
     tokens: int | None = None,
     ordered: bool = False,
+    update: bytes | None = None,
 ) -> NormInput:
     """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
     next_x = decode_hi_lo.new_inputs(residual, hi_lo=hi_lo)
@@ -135,6 +154,7 @@ def add_linear(
         writes=hi_lo,
         tokens=tokens,
         ordered=ordered,
+        update=update,
     )
     return NormInput(next_x, square_sums)
 
@@ -236,10 +256,12 @@ def _launch(
     writes: FormatId | None = None,
     tokens: int | None = None,
     ordered: bool = False,
+    update: bytes | None = None,
 ) -> Tensor:
     """Launch a GEMM; return the squares of an ADD's rows.
 
-    writes: for which weights what it writes are hi/lo FP8; tokens: rows padded, where nothing else says.
+    writes: for which weights what it writes are hi/lo FP8; tokens: rows padded, where nothing else says; update:
+    UpdateArgs, of plain weights.
     """
     (rows, k), n, norm, matrix = x.shape[-2:], out.shape[-1], square_sums is not None, matrix_of(weight)
     assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[-2] == rows
@@ -247,6 +269,8 @@ def _launch(
     values, scales, groups = parts_of(weight)
     assert x.is_contiguous() and out.is_contiguous() and values.is_contiguous() and rows <= tokens
     kernel = _choose(output, x, matrix, tokens, norm=norm, writes=writes, ordered=ordered)
+    assert update is None or not (ordered or matrix.is_packed)
+    kernel = kernel if update is None else replace(kernel, name=kernel.name.replace("::gemm<", "::gemm_updated<"))
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     parts = -(-n // outputs) * kernel.cluster
     next_square_sums = new_square_sums(out, parts if output is Output.ADD else 1, tokens)
@@ -269,7 +293,9 @@ def _launch(
     encode = encode_hi_lo if decode_hi_lo.are_hi_lo(x) else encode_matrix
     of_weight = encode_bytes(values, outputs) if matrix.is_packed else encode_matrix(values, outputs)
     operands = of_weight, encode(x, kernel.tokens)
-    kernel.launch(parts * tokens // kernel.tokens, operands, written, num_groups=-(-k // GROUP), groups=groups)
+    kernel.launch(
+        parts * tokens // kernel.tokens, operands, written, num_groups=-(-k // GROUP), groups=groups, update=update
+    )
     return next_square_sums
 
 

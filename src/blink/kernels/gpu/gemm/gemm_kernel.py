@@ -32,22 +32,24 @@ class GemmKernel:
         *,
         num_groups: int,
         groups: Tensor | None,
+        update: bytes | None = None,
     ) -> None:
-        """Launch so many blocks. operands: weight and activations; output: OutputArgs."""
+        """Launch so many blocks. operands: weight and activations; output: OutputArgs; update: UpdateArgs."""
         weight, x = operands
+        arguments = args(
+            "GemmArgs",
+            weight=weight,
+            x=x,
+            output=output,
+            stages=self.stages,
+            num_groups=num_groups,
+            groups=groups,
+        )
         launch(
             compile_kernel(self.name),
             (blocks, 1),
             self.threads,
-            args(
-                "GemmArgs",
-                weight=weight,
-                x=x,
-                output=output,
-                stages=self.stages,
-                num_groups=num_groups,
-                groups=groups,
-            ),
+            arguments if update is None else args("UpdatedGemmArgs", gemm=arguments, update=update),
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
         )
