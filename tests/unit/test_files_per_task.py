@@ -152,6 +152,8 @@ BUILT = [
             "adapters/server.py",
             "api/openai/lora_routes.py",
             "api/serving/adapters.py",
+            "csrc/kernels/gemm/gemm_updated.cuh",
+            "csrc/kernels/gemm/shrink.cuh",
             "csrc/region/adapter_words.h",
             "csrc/scheduler/adapter_integrity.h",
             "csrc/scheduler/adapter_paging.h",

@@ -14,7 +14,6 @@ from blink.kernels.gpu.attention.decode import decode_attention, list_tokens
 from blink.kernels.gpu.guesses import GpuGuesses
 from blink.kernels.gpu.latent import kernels as latent
 from blink.kernels.gpu.layer_inputs import join_inputs
-from blink.kernels.gpu.lora.memory import GpuUpdates
 from blink.kernels.gpu.moe import permuted_experts
 from blink.kernels.gpu.moe.router import choose_experts, choose_of_rows
 from blink.kernels.gpu.moe.shared_gate import add_shared
@@ -105,6 +104,6 @@ class GpuCode:
             return ReaderNorms(step)
         if step.plan.norms is NormStyle.ORDERED:
             return OrderedNorms(step)
-        if isinstance(step.updates, GpuUpdates) and step.updates.are_fused:
-            return FusedWriterNorms(step, step.updates)
+        if step.plan.norms is NormStyle.UPDATED:
+            return FusedWriterNorms(step)
         return WriterNorms(step) if step.updates is None else UpdatedWriterNorms(step, step.updates)

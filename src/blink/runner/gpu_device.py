@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from blink.formats.layouts import ExpertMatrices, Layout, Matrix
@@ -17,7 +18,6 @@ from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
 from blink.kernels.gpu.latent import expanded as expanded_latents
 from blink.kernels.gpu.latent import plan as latent_plan
 from blink.kernels.gpu.latent import sizes as latent_sizes
-from blink.kernels.gpu.lora import fused
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe import grouped_gemm
 from blink.kernels.matmul import GatedMatmul, Matmul
@@ -87,7 +87,7 @@ class GpuDevice:
 
     def fit(self, bucket: Bucket) -> Device:
         """Return those for a size of step."""
-        return fit_updates(self, bucket, _plan_updated_writers)
+        return fit_updates(self, bucket, (plan_writers, functools.partial(plan_writers, gate_up=Output.STORE)))
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""
@@ -289,12 +289,6 @@ def plan_writers(model: ModelSites, bucket: Bucket, *, gate_up: Output = Output.
     else:
         head = choose_matmul(GpuDevice(), model.head, bucket.rows)
     return StepPlan(NormStyle.WRITER, layers, head, padded)
-
-
-def _plan_updated_writers(model: ModelSites, bucket: Bucket) -> StepPlan:
-    """Plan such a step with adapters, whose updates are in GEMMs or come between these and activations."""
-    are_fused = fused.takes(bucket.tokens, (matrix.k for layer in model.layers for matrix in layer.matrices))
-    return plan_writers(model, bucket, gate_up=Output.GATE if are_fused else Output.STORE)
 
 
 def _refuse_prompts(model: ModelSites, tokens: int) -> None:

@@ -26,7 +26,7 @@ struct Update {
 
   __device__ void await_input() const {
     int looks = 0;
-    while (load_acquire(args.begun) == 0)
+    while (int(load_acquire(args.begun)) < args.turn)
       if (++looks == kMostLooks) {
         wait_for_prerequisites();
         break;
@@ -42,7 +42,7 @@ struct Update {
   __device__ int find(int rank, int nth, int& step) const {
     const int steps = args.rank / kRankStep, pair = nth * S::cluster + rank;
     step = pair % steps;
-    return pair / steps < S::tokens ? args.adapters[pair / steps] : 0;
+    return pair / steps < S::tokens ? args.distinct[pair / steps] : 0;
   }
 
   __device__ UpRows load_rows(int adapter, int row, int other_row, int step) const {

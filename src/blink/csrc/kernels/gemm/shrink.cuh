@@ -101,12 +101,12 @@ __global__ void __launch_bounds__(32 * kWarps) shrink(const __grid_constant__ Sh
   const ShrinkPlace at = {units * share / shares, units * (share + 1) / shares,
                           int(blockIdx.x) / kCluster * kShrinkRows};
   launch_dependents();
-  int nth = blockIdx.y, adapter = args.adapters[nth];
+  int nth = blockIdx.y, adapter = args.distinct[nth];
   DownRows rows[kShrinkHeld];
 #pragma unroll
   for (int i = 0; i < kShrinkHeld; i++) rows[i] = at.load_rows(args, adapter, at.first_unit + i);
   wait_for_prerequisites();
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) store_release(args.begun, 1);
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) store_release(args.begun, args.turn);
   while (adapter > 0) {
     cluster_arrive();  // the block has begun, and read what it was sent of the adapter before
     if (warp == 0) list_members<kTokens>(args, adapter, shared.members, shared.count);
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(32 * kWarps) shrink(const __grid_constant__ Sh
       if (octet * 8 < count)
         shared.of_warps[warp][octet][lane] = {sums[octet][0], sums[octet][1], sums[octet][2], sums[octet][3]};
     nth += gridDim.y;
-    adapter = nth < kTokens ? args.adapters[nth] : 0;
+    adapter = nth < kTokens ? args.distinct[nth] : 0;
 #pragma unroll
     for (int i = 0; i < kShrinkHeld; i++) rows[i] = at.load_rows(args, adapter, at.first_unit + i);
     __syncthreads();

@@ -20,8 +20,9 @@ from blink.errors import ConfigError
 from blink.formats.base import Weight
 from blink.formats.experts import ExpertWeights
 from blink.kernels.batch import Batch
-from blink.kernels.gpu.lora import few_tokens, fused
+from blink.kernels.gpu.lora import few_tokens
 from blink.kernels.gpu.lora.experts import PairUpdates
+from blink.kernels.gpu.lora.fused import FusedUpdates
 from blink.kernels.gpu.lora.stack import LEAST_RANK, MOST_RANK_TILE, Stack
 from blink.kernels.gpu.lora.update import add_update, mark_tokens
 from blink.kernels.gpu.moe.routing import Routes
@@ -111,21 +112,12 @@ class GpuUpdates:
     def __init__(self, stacks: Mapping[int, Stack], places: Tensor) -> None:
         """Take the stacks of weights by identity, and each token's place in them, as mark_tokens() returns it."""
         self._stacks, self._places = stacks, places
-        self.are_fused = fused.takes(len(places), (stack.down.shape[-1] for stack in stacks.values()))
-        self._words = fused.begin_words(len(stacks), places.device) if self.are_fused else None  # in front of kernels
         self._adapters = few_tokens.list_adapters(places) if len(places) <= few_tokens.MOST_TOKENS else None
 
-    def fuse(self, x: Tensor, weight: Weight) -> tuple[bytes | None, Tensor | None]:
-        """Begin the update of x [tokens, in] times a weight for its GEMM, which is to be launched next.
-
-        Return UpdateArgs, or None where no adapter changes the weight; and what must live until that launch. Each
-        weight has one product in a step.
-        """
-        stack = self._stacks.get(id(weight))
-        if stack is None:
-            return None, None
-        assert self._words is not None and self._adapters is not None
-        return fused.shrink(x, stack, self._places, self._adapters, next(self._words))
+    def fuse(self) -> FusedUpdates:
+        """Return the same for GEMMs that add updates to their own sums, of a step for which these do not refuse."""
+        assert self._adapters is not None
+        return FusedUpdates(self._stacks, self._places, self._adapters)
 
     def begin(self, x: Tensor, weight: Weight, *, early: bool = False) -> Finish:
         """Do what StepUpdates.begin() says."""
