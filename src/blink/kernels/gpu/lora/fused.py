@@ -32,13 +32,13 @@ _TOKENS = (8, 16, 32, 64)
 
 def refuses(matrix: Matrix, tokens: int) -> str | None:
     """Say why the GEMM of so many tokens and a weight does not add updates; None: it does."""
-    encoding = "one" if matrix.encoding is None else matrix.encoding.format.name
+    encoding = matrix.dtype if matrix.encoding is None else matrix.encoding.format.name
     return first_reason(
         {
             "updates in GEMMs have not run on a GPU yet": not HAS_RUN_ON_GPU,
             "no Hopper": not has_warpgroups(),
             f"updates of more than {MOST_TOKENS} tokens": tokens > MOST_TOKENS,
-            f"updates of a matrix in {encoding} of {matrix.dtype}": matrix.encoding != BF16,
+            f"updates of a matrix in {encoding}": matrix.encoding != BF16,
             f"updates of rows of {matrix.k}": matrix.k % _UNIT != 0,
         }
     )
