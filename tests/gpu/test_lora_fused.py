@@ -116,8 +116,8 @@ def check_gate(rows: int, own: Sequence[int], rank: int) -> None:
 
 
 def check_add(rows: int, own: Sequence[int], rank: int) -> None:
-    product = Product(rows, own, rank, WHOLE, 2048)
-    x, residual, next_norm, bias = draw(rows, 2048), draw(rows, 416), draw(416), draw(416)
+    product = Product(rows, own, rank, WHOLE, 6176)
+    x, residual, next_norm, bias = draw(rows, 6176), draw(rows, 416), draw(416), draw(416)
     plain, found = residual.clone(), residual.clone()
     gemm.add_linear(x, product.weight, plain, next_norm, bias, tokens=pad(rows))
     update = product.begin(x)
