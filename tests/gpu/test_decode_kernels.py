@@ -372,7 +372,7 @@ def test_a_replayed_chain_gives_the_bits_of_one_that_waits_between_kernels(
     with monkeypatch.context() as patch:
 
         def launch_alone(*args: object, **options: object) -> None:
-            launch(*args, **options, pdl=False)  # pyright: ignore[reportArgumentType]
+            launch(*args, **{**options, "pdl": False})  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
         patch.setattr("blink.kernels.gpu.gemm.gemv.launch", launch_alone)

@@ -479,7 +479,7 @@ def check_replays(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
 
         def launch_alone(*args: object, **options: object) -> None:
-            launch(*args, **options, pdl=False)  # pyright: ignore[reportArgumentType]
+            launch(*args, **{**options, "pdl": False})  # pyright: ignore[reportArgumentType]
             torch.cuda.synchronize()
 
         for module in (

@@ -16,8 +16,8 @@ from test_decode_kernels import error, make_batch, make_decoder, on_gpu
 
 from blink.adapters.modules import find_weights
 from blink.kernels.batch import Param
-from blink.kernels.gpu.device import has_clusters
-from blink.kernels.gpu.lora import paging
+from blink.kernels.gpu.device import has_clusters, has_warpgroups
+from blink.kernels.gpu.lora import fused, paging
 from blink.kernels.gpu.lora.memory import GpuAdapters
 from blink.kernels.lora import LowRank
 from blink.models.decoder import Decoder
@@ -64,14 +64,18 @@ def style_of(decoder: Decoder, bucket: Bucket) -> NormStyle:
 
 @pytest.mark.parametrize("lengths", [[5], [17, 300], [300, 16, 41, 0], [*range(1, 400, 17)], [*range(1, 400, 7)]])
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("style", [NormStyle.WRITER, NormStyle.UPDATED])
 def test_a_decode_step_gives_the_logits_and_the_cache_of_the_general_one(
-    lengths: list[int], bias: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: list[int], bias: bool, style: NormStyle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", style is NormStyle.UPDATED)
+    if style is NormStyle.UPDATED and not has_warpgroups():
+        pytest.skip("needs the warpgroup products of Hopper")
     torch.manual_seed(9)
     decoder, rows = make_decoder(qk_norm=True, bias=bias), len(lengths)
     size = Bucket(rows, rows, decoding=True, adapters=True)
     monkeypatch.setattr(gpu_device, "MAX_MIXED_TOKENS", 0)
-    assert style_of(decoder, size) is NormStyle.WRITER
+    assert style_of(decoder, size) is style
     assert style_of(decoder, replace(size, decoding=False)) is NormStyle.KERNEL
     host_batch, num_blocks = make_batch(lengths, 512)
     host_batch.input_ids.random_(1000)

@@ -16,6 +16,11 @@ KERNELS = Path(launch.__file__).parents[2] / "csrc" / "kernels"
 NAMES = {
     "comm/all_reduce.cu": ("blink::end_step<1>", "blink::all_reduce<blink::Bf16, void>"),
     "comm/pull_batch.cu": ("blink::pull_batch<256>",),
+    "decode.cu": (
+        "blink::shrink<32, 8, 4>",
+        "blink::gemm_updated<32, 1, 2, 256, 4, blink::Output::kAdd, false, blink::FormatId::kBf16>",
+        "blink::gemm_updated<48, 2, 2, 128, 2, blink::Output::kGate, true, blink::FormatId::kBf16>",
+    ),
     "recurrent/invert.cu": ("blink::invert<128>",),
     "sampler/constrain.cu": ("blink::find_places", "blink::list_allowed_tokens"),
 }

@@ -15,6 +15,7 @@ from blink.cli.main import main
 from blink.config import EngineConfig
 from blink.engine.plans import list_buckets
 from blink.formats.layouts import Layout
+from blink.kernels.gpu.lora import fused
 from blink.plan.execution_plan import NormStyle
 from blink.plan.site import Bucket
 from blink.runner.gpu_device import GpuDevice
@@ -72,7 +73,10 @@ def test_doctor_prints_a_plan_without_a_gpu(capsys: pytest.CaptureFixture[str]) 
     assert "--gpu b900 is not known; use h100, h200, a100, l40s." in capsys.readouterr().err
 
 
-def test_steps_with_adapters_keep_activations_apart_from_the_gemms_and_norms_where_weights_are_packed() -> None:
+def test_steps_with_adapters_keep_activations_apart_from_the_gemms_and_norms_where_weights_are_packed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", False)  # with it: test_fused_updates.py
     with pretended_gpu(lambda _: None):
         sites = expected_sites(load_case(Loaded("llama-3-8b", "bf16")).spec, 16)
         sizes = [Bucket(rows, rows, decoding=True) for rows in (1, 32)] + [Bucket(40, 8, decoding=False)]

@@ -18,6 +18,7 @@ class NormStyle(Enum):
 
     READER = "each GEMV computes the norm of its input"
     WRITER = "the kernel that writes the residual prepares the norm of it"
+    UPDATED = "the kernel that writes the residual prepares the norm of it, and GEMMs add low-rank updates"
     KERNEL = "norms are kernels of their own"
     ORDERED = "the kernel that writes the residual prepares the norm of it, in one order for all steps"
 

@@ -24,6 +24,7 @@ from blink.plan.site import Bucket
 from blink.runner.cpu_code import mix_experts
 from blink.runner.deterministic_device import ORDERED_ATTENTION, DeterministicDevice
 from blink.runner.gpu_device import DECODE_ATTENTION, GATHERED, PERMUTED, GpuDevice
+from blink.runner.gpu_fused_updates import FusedWriterNorms
 from blink.runner.gpu_ordered import OrderedNorms
 from blink.runner.gpu_recurrences import RECURRENCES
 from blink.runner.gpu_streams import ReaderNorms, WriterNorms
@@ -103,4 +104,6 @@ class GpuCode:
             return ReaderNorms(step)
         if step.plan.norms is NormStyle.ORDERED:
             return OrderedNorms(step)
+        if step.plan.norms is NormStyle.UPDATED:
+            return FusedWriterNorms(step)
         return WriterNorms(step) if step.updates is None else UpdatedWriterNorms(step, step.updates)

@@ -87,7 +87,7 @@ class GpuDevice:
 
     def fit(self, bucket: Bucket) -> Device:
         """Return those for a size of step."""
-        return fit_updates(self, bucket, functools.partial(plan_writers, gate_up=Output.STORE))
+        return fit_updates(self, bucket, (plan_writers, functools.partial(plan_writers, gate_up=Output.STORE)))
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""

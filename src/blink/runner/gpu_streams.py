@@ -16,6 +16,7 @@ from blink.formats.base import Weight, plain
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm import gemv
+from blink.kernels.gpu.gemm.gemm_kernel import GemmUpdate
 from blink.kernels.gpu.moe import decode as moe
 from blink.kernels.gpu.moe.decode_grouped import Mixture, add_grouped_experts
 from blink.kernels.gpu.moe.shared_gate import scale_by_gate
@@ -96,11 +97,13 @@ class WriterNorms(Stream):
             plain(model.layers[0].attention_norm),
             hi_lo=plan.layers[0].qkv.reads,
             tokens=plan.padded,
+            early=step.updates is None,  # what updates read early is written before
         )
 
     def project(self, norm: Norm | None, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:  # noqa: ARG002
         """Return the norm of the residual times a weight."""
-        return gemm.normed_linear(self._normed, self._eps, weight, bias, ordered=self.ordered)
+        update = self._begin_update(self._normed.x, weight)
+        return gemm.normed_linear(self._normed, self._eps, weight, bias, ordered=self.ordered, update=update)
 
     def add(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice, then: Then) -> None:  # noqa: ARG002
         """Add x times a weight to the residual."""
@@ -113,13 +116,20 @@ class WriterNorms(Stream):
             hi_lo=then.next_reads,
             tokens=self._step.plan.padded,
             ordered=self.ordered,
+            update=self._begin_update(x, weight),
         )
 
     def add_dense(self, mlp: DenseWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:  # noqa: ARG002
         """Add a gated MLP of the norm of the residual."""
         assert plan.down is not None
-        reads = plan.down.reads
-        gated = gemm.gated_linear(self._normed, self._eps, mlp.gate_up, hi_lo=reads, ordered=self.ordered)
+        gated = gemm.gated_linear(
+            self._normed,
+            self._eps,
+            mlp.gate_up,
+            hi_lo=plan.down.reads,
+            ordered=self.ordered,
+            update=self._begin_update(self._normed.x, mlp.gate_up),
+        )
         self.add(gated, mlp.down, None, plan.down, then)
 
     def add_experts(self, mlp: MoeWeights, norm: Norm | None, plan: LayerPlan, then: Then) -> None:
@@ -161,6 +171,10 @@ class WriterNorms(Stream):
         return step.kernels.matmuls[choice.kernel].multiply(
             rms_norm(last, plain(step.model.norm), self._eps), weight, None
         )
+
+    def _begin_update(self, x: Tensor, weight: Weight) -> GemmUpdate | None:  # noqa: ARG002
+        """Return what the GEMM of x and a weight, launched next, adds to its sums; None: nothing."""
+        return None
 
     def pause(self) -> Stream:
         """Keep the residual and its norm."""

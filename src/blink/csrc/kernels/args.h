@@ -61,6 +61,44 @@ struct GemmArgs {
   FIELD(const unsigned*, groups);  // [weight rows, num_groups]
 };
 
+// gemm/shrink.cuh
+struct ShrinkArgs {
+  FIELDS_OF(ShrinkArgs);
+  FIELD(const Bf16*, x);        // [rows, k]
+  FIELD(const Bf16*, down);     // [places, width, k]
+  FIELD(const int*, places);    // [rows], 1 + a row's place, 0: it has none
+  FIELD(const int*, distinct);  // the places of rows, each once, and zeros: at least the grid's ways
+  FIELD(Bf16*, found);          // [rows, width]; undefined of rows that have no place
+  FIELD(unsigned*, begun);      // becomes `turn` when the kernels in front have ended
+  FIELD(long, down_stride);     // elements from one place to the next
+  FIELD(int, turn);             // of the step's launches of this kernel, from 1
+  FIELD(int, k);
+  FIELD(int, width);
+  FIELD(int, rows);
+};
+
+// gemm/gemm_updated.cuh
+struct UpdateArgs {
+  FIELDS_OF(UpdateArgs);
+  FIELD(const Bf16*, up);     // [places, weight rows, rank]
+  FIELD(const int*, parts);   // [weight rows / tile], which `rank` columns of found belong to a tile
+  FIELD(const int*, places);  // as of ShrinkArgs, and what follows
+  FIELD(const int*, distinct);
+  FIELD(const Bf16*, found);
+  FIELD(const unsigned*, begun);
+  FIELD(long, up_stride);
+  FIELD(int, turn);
+  FIELD(int, rank);  // a multiple of 16
+  FIELD(int, width);
+  FIELD(int, tile);
+};
+
+struct UpdatedGemmArgs {
+  FIELDS_OF(UpdatedGemmArgs);
+  FIELD(GemmArgs, gemm);
+  FIELD(UpdateArgs, update);
+};
+
 // gemm/gemv.cuh, gemv_quantized.cuh, gemv_int4.cuh
 struct GemvArgs {
   FIELDS_OF(GemvArgs);

@@ -175,7 +175,8 @@ inline const std::string& layout_text() {
       t.structs<KvEvent, KvEventWords, KvEventLayout, BlockLink, EventLog, HostCopy, HostTier>();
       t.structs<Registration, OriginRecord, Spacing, Drafting, Sequence, Flow, QueuePairState, NextRow, State, Place,
                 StepGraphs, DeviceProgram>();
-      t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, GemvArgs, GroupedArgs, PermutationArgs, RoutingArgs>();
+      t.structs<TensorMap, EmbedArgs, OutputArgs, GemmArgs, ShrinkArgs, UpdateArgs, UpdatedGemmArgs, GemvArgs>();
+      t.structs<GroupedArgs, PermutationArgs, RoutingArgs>();
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
       t.structs<DenseLayer, KeyGroup, DenseStep>();

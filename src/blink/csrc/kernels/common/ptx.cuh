@@ -41,6 +41,24 @@ __device__ inline unsigned load_word(const void* from) {
   return word;
 }
 
+// Store a word behind all that this thread sees, and load one with all that its writer saw, on the same GPU.
+__device__ inline void store_release(unsigned* to, unsigned word) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+
+__device__ inline unsigned load_acquire(const unsigned* from) {
+  unsigned word;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+  return word;
+}
+
+// Let copies that this thread starts from here on see what it sees.
+__device__ inline void let_copies_see() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
 // Load what another SM may have written lately.
 __device__ inline unsigned load_pair_from_l2(const Bf16* from) {
   unsigned pair;

@@ -111,11 +111,11 @@ template <int kCount, int kAll>
 __device__ inline float (&sums_from(float (&sums)[kAll], int first))
     [kCount] { return reinterpret_cast<float (&)[kCount]>(sums[first]); }
 
-// Multiply all stages; the sums of 64 weight rows, as multiply_boxes() has them.
+// Multiply some stages; the sums of 64 weight rows, as multiply_boxes() has them.
 template <class S>
-__device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, GemmShared<S>& shared,
-                                       float (&sums)[S::tokens / 2]) {
-  for (int turn = 0; turn < at.turns; turn++) {
+__device__ inline void multiply_turns(const GemmPlace& at, int first_turn, int end, GemmShared<S>& shared,
+                                      float (&sums)[S::tokens / 2]) {
+  for (int turn = first_turn; turn < end; turn++) {
     const auto [weights, tokens] = await_stage<S>(turn, shared);
     fence_wgmma();
 #pragma unroll
@@ -130,6 +130,13 @@ __device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, Gem
     wait_for_wgmma<0>();
     if (threadIdx.x % 32 == 0 && turn + S::stages < at.turns) arrive(shared.empty[turn % S::stages]);
   }
+}
+
+// Multiply all stages.
+template <class S>
+__device__ inline void multiply_stages(const GemmArgs&, const GemmPlace& at, GemmShared<S>& shared,
+                                       float (&sums)[S::tokens / 2]) {
+  multiply_turns<S>(at, 0, at.turns, shared, sums);
 }
 
 // The weight row at a place in a block's tile; behind the last row, the last.
@@ -163,8 +170,19 @@ __device__ inline GemmPlace find_gemm_place(const GemmArgs& args) {
   return at;
 }
 
-template <class S, class Args, class Shared>
-__device__ inline void compute_gemm(const Args& args, Shared& shared) {
+// What a GEMM does that adds nothing to its sums; gemm_updated.cuh has another.
+struct NoUpdate {
+  __device__ void await_input() const {}  // in the copying thread
+  __device__ void await() const { wait_for_prerequisites(); }
+
+  template <class S, class Args, class Shared>
+  __device__ void multiply(const Args& args, const GemmPlace& at, Shared& shared, float (&sums)[S::tokens / 2]) const {
+    multiply_stages<S>(args, at, shared, sums);
+  }
+};
+
+template <class S, class Args, class Shared, class Update = NoUpdate>
+__device__ inline void compute_gemm(const Args& args, Shared& shared, const Update& update = {}) {
   using Outputs = typename S::Outputs;
   constexpr int warps = 4 * S::groups;  // that multiply
   const int warp = threadIdx.x / 32;
@@ -179,16 +197,17 @@ __device__ inline void compute_gemm(const Args& args, Shared& shared) {
     for (int turn = 0; turn < S::stages && turn < at.turns; turn++) copy_weights<S>(args, at, turn, shared);
   }
   launch_dependents();
+  if (threadIdx.x == 32 * warps) update.await_input();
   prepare<S>(args, at, shared);
   __syncthreads();
   if (S::cluster > 1 && !S::reuse) cluster_arrive_relaxed();  // all have started once all have waited, below
   Addends<Outputs> addends = {};
   float sums[S::tokens / 2] = {};
   float4 square_sums[S::instructions] = {};
-  wait_for_prerequisites();
+  update.await();
   if (warp < warps) {
     addends = load_addends<Outputs>(args.output, at);
-    multiply_stages<S>(args, at, shared, sums);
+    update.template multiply<S>(args, at, shared, sums);
   } else if (warp == warps) {
     if (threadIdx.x % 32 == 0) copy_stages<S>(args, at, shared);
     __syncwarp();

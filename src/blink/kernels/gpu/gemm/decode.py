@@ -24,7 +24,7 @@ from blink.formats.schemes import GROUP, FormatId
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.device import has_warpgroups
 from blink.kernels.gpu.gemm import decode_hi_lo, decode_hi_lo_int4, decode_int4, in_tiles
-from blink.kernels.gpu.gemm.gemm_kernel import GemmKernel
+from blink.kernels.gpu.gemm.gemm_kernel import GemmKernel, GemmUpdate
 from blink.kernels.gpu.gemm.pipeline_config import PipelineConfig, Shape
 from blink.kernels.gpu.gemm.tile_configs import (
     GemmConfig,
@@ -36,7 +36,7 @@ from blink.kernels.gpu.gemm.tile_configs import (
     read_table,
 )
 from blink.kernels.gpu.launch import compile_kernel, launch
-from blink.kernels.gpu.tensor_map import encode_bytes, encode_hi_lo, encode_matrix
+from blink.kernels.gpu.tensor_map import TensorMap, encode_bytes, encode_hi_lo, encode_matrix
 from blink.plan.site import first_reason
 
 MAX_ROWS = 128
@@ -53,9 +53,18 @@ class NormInput:
 
 
 def embed(
-    ids: Tensor, embedding: Tensor, norm_weight: Tensor, *, hi_lo: FormatId | None = None, tokens: int | None = None
+    ids: Tensor,
+    embedding: Tensor,
+    norm_weight: Tensor,
+    *,
+    hi_lo: FormatId | None = None,
+    tokens: int | None = None,
+    early: bool = True,
 ) -> tuple[Tensor, NormInput]:
-    """Return the residual [rows, hidden] of token ids [rows], and the norm of it. tokens: rows padded as the step's."""
+    """Return the residual [rows, hidden] of token ids [rows], and the norm of it. tokens: rows padded as the step's.
+
+    early: whether it is launched early; else the kernels behind it see what is in front of it without a wait.
+    """
     rows, hidden = ids.shape[0], embedding.shape[1]
     assert ids.dtype == torch.int32 and ids.is_contiguous() and embedding.is_contiguous() and hidden % 8 == 0
     residual = embedding.new_empty(rows, hidden)
@@ -70,7 +79,8 @@ def embed(
         next_square_sums=normed.square_sums,
         hidden=hidden,
     )
-    launch(compile_kernel(f"blink::embed<{decode_hi_lo.name_order(hi_lo)}>"), (rows, 1), _EMBED_THREADS, arguments)
+    kernel = compile_kernel(f"blink::embed<{decode_hi_lo.name_order(hi_lo)}>")
+    launch(kernel, (rows, 1), _EMBED_THREADS, arguments, pdl=early)
     return residual, normed
 
 
@@ -82,8 +92,9 @@ def normed_linear(
     *,
     inverse_rms: Tensor | None = None,
     ordered: bool = False,
+    update: GemmUpdate | None = None,
 ) -> Tensor:
-    """Return the norm's GEMM with a weight [n, k], plus the bias.
+    """Return the norm's GEMM with a weight [n, k], plus the bias. update: as FusedUpdates has it for normed.x.
 
     inverse_rms: float32 [rows], where the norm's rates are written for who else applies them.
     """
@@ -98,16 +109,33 @@ def normed_linear(
         inverse_rms=inverse_rms,
         eps=eps,
         ordered=ordered,
+        update=update,
     )
     return out
 
 
 def gated_linear(
-    normed: NormInput, eps: float, gate_up: Weight, *, hi_lo: FormatId | None = None, ordered: bool = False
+    normed: NormInput,
+    eps: float,
+    gate_up: Weight,
+    *,
+    hi_lo: FormatId | None = None,
+    ordered: bool = False,
+    update: GemmUpdate | None = None,
 ) -> Tensor:
     """Return silu(gate) * up of the norm's GEMM with gate_up, whose first half are the gates."""
     out = _new(normed.x, gate_up.shape[0] // 2, hi_lo=hi_lo)
-    _launch(Output.GATE, normed.x, gate_up, out, square_sums=normed.square_sums, eps=eps, writes=hi_lo, ordered=ordered)
+    _launch(
+        Output.GATE,
+        normed.x,
+        gate_up,
+        out,
+        square_sums=normed.square_sums,
+        eps=eps,
+        writes=hi_lo,
+        ordered=ordered,
+        update=update,
+    )
     return out
 
 
@@ -121,6 +149,7 @@ def add_linear(
     hi_lo: FormatId | None = None,
     tokens: int | None = None,
     ordered: bool = False,
+    update: GemmUpdate | None = None,
 ) -> NormInput:
     """Add x @ weight.T + bias to residual in place; return the norm of it. tokens: rows padded as the step's."""
     next_x = decode_hi_lo.new_inputs(residual, hi_lo=hi_lo)
@@ -135,6 +164,7 @@ def add_linear(
         writes=hi_lo,
         tokens=tokens,
         ordered=ordered,
+        update=update,
     )
     return NormInput(next_x, square_sums)
 
@@ -236,6 +266,7 @@ def _launch(
     writes: FormatId | None = None,
     tokens: int | None = None,
     ordered: bool = False,
+    update: GemmUpdate | None = None,
 ) -> Tensor:
     """Launch a GEMM; return the squares of an ADD's rows.
 
@@ -247,6 +278,7 @@ def _launch(
     values, scales, groups = parts_of(weight)
     assert x.is_contiguous() and out.is_contiguous() and values.is_contiguous() and rows <= tokens
     kernel = _choose(output, x, matrix, tokens, norm=norm, writes=writes, ordered=ordered)
+    assert update is None or not (ordered or matrix.is_packed)
     outputs = kernel.tile // 2 if output is Output.GATE else kernel.tile
     parts = -(-n // outputs) * kernel.cluster
     next_square_sums = new_square_sums(out, parts if output is Output.ADD else 1, tokens)
@@ -266,11 +298,15 @@ def _launch(
         rows=rows,
         num_square_sums=0 if square_sums is None else square_sums.shape[0],
     )
+    operands, blocks = _encode(values, outputs, x, kernel.tokens, matrix), parts * tokens // kernel.tokens
+    kernel.launch(blocks, operands, written, num_groups=-(-k // GROUP), groups=groups, update=update)
+    return next_square_sums
+
+
+def _encode(values: Tensor, outputs: int, x: Tensor, tokens: int, matrix: Matrix) -> tuple[TensorMap, TensorMap]:
     encode = encode_hi_lo if decode_hi_lo.are_hi_lo(x) else encode_matrix
     of_weight = encode_bytes(values, outputs) if matrix.is_packed else encode_matrix(values, outputs)
-    operands = of_weight, encode(x, kernel.tokens)
-    kernel.launch(parts * tokens // kernel.tokens, operands, written, num_groups=-(-k // GROUP), groups=groups)
-    return next_square_sums
+    return of_weight, encode(x, tokens)
 
 
 def _pad(rows: int, matrix: Matrix, *, ordered: bool) -> int:
@@ -298,15 +334,8 @@ def _choose_packed(shape: Shape, *, norm: bool, writes: FormatId | None) -> Gemm
     config = _split_packed(shape)
     assert config is not None
     name = config.kernel_name(shape, norm=norm, writes=writes)
-    return GemmKernel(
-        name,
-        config.tile,
-        shape.tokens,
-        config.cluster,
-        config.threads,
-        config.total_stages(shape),
-        config.shared_bytes(shape),
-    )
+    sizes = config.threads, config.total_stages(shape), config.shared_bytes(shape)
+    return GemmKernel(name, config.tile, shape.tokens, config.cluster, *sizes)
 
 
 def _split_packed(shape: Shape) -> PipelineConfig | None:

@@ -13,6 +13,14 @@ from blink.kernels.gpu.tensor_map import TensorMap
 
 
 @dataclass(frozen=True, slots=True)
+class GemmUpdate:
+    """What a GEMM adds to its sums: those of the low-rank updates of its weight."""
+
+    arguments: bytes  # UpdateArgs
+    found: Tensor  # which these name: it must live until the launch
+
+
+@dataclass(frozen=True, slots=True)
 class GemmKernel:
     """A kernel with what its launch must know of its tile config."""
 
@@ -32,22 +40,28 @@ class GemmKernel:
         *,
         num_groups: int,
         groups: Tensor | None,
+        update: GemmUpdate | None = None,
     ) -> None:
-        """Launch so many blocks. operands: weight and activations; output: OutputArgs."""
+        """Launch so many blocks. operands: weight and activations; output: OutputArgs; update: for gemm.cuh's gemm."""
         weight, x = operands
+        arguments = args(
+            "GemmArgs",
+            weight=weight,
+            x=x,
+            output=output,
+            stages=self.stages,
+            num_groups=num_groups,
+            groups=groups,
+        )
+        name = self.name
+        if update is not None:
+            arguments = args("UpdatedGemmArgs", gemm=arguments, update=update.arguments)
+            name = name.replace("::gemm<", "::gemm_updated<")
         launch(
-            compile_kernel(self.name),
+            compile_kernel(name),
             (blocks, 1),
             self.threads,
-            args(
-                "GemmArgs",
-                weight=weight,
-                x=x,
-                output=output,
-                stages=self.stages,
-                num_groups=num_groups,
-                groups=groups,
-            ),
+            arguments,
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
         )

@@ -45,7 +45,7 @@ def shrink(x: Tensor, stack: Stack, places: Tensor, adapters: Tensor, *, early: 
     """
     (tokens, size), width = x.shape, stack.down.shape[1]
     chunk, rank_tile = _CHUNK_BYTES // x.element_size(), min(stack.rank, MOST_RANK_TILE)
-    shares, ways = triton.cdiv(size, chunk), _count_ways(stack, tokens)
+    shares, ways = triton.cdiv(size, chunk), count_ways(stack, tokens)
     found = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
     assert x.stride(1) == 1
     _shrink[(width // rank_tile, shares, ways)](
@@ -69,7 +69,7 @@ def expand(
     shares, tokens, width = found.shape
     out, rank, block = stack.up.shape[1], stack.rank, _block(tokens)
     tile = _MOST_TILE if out > _WIDE and stack.tile % _MOST_TILE == 0 else min(stack.tile, MOST_RANK_TILE)
-    ways, rank_tile = _count_ways(stack, tokens), min(rank, MOST_RANK_TILE)
+    ways, rank_tile = count_ways(stack, tokens), min(rank, MOST_RANK_TILE)
     group = max(1, min(triton.next_power_of_2(shares), _SUMMED // (block * rank_tile)))
     assert result.stride(1) == 1 and result.shape == (tokens, out)
     _expand[(out // tile, ways)](
@@ -79,7 +79,8 @@ def expand(
     )  # fmt: skip
 
 
-def _count_ways(stack: Stack, tokens: int) -> int:
+def count_ways(stack: Stack, tokens: int) -> int:
+    """Return how many adapters have programs of their own."""
     return min(len(stack.up), tokens, _MOST_WAYS)
 
 

@@ -22,6 +22,7 @@ from blink.formats.experts import ExpertWeights
 from blink.kernels.batch import Batch
 from blink.kernels.gpu.lora import few_tokens
 from blink.kernels.gpu.lora.experts import PairUpdates
+from blink.kernels.gpu.lora.fused import FusedUpdates
 from blink.kernels.gpu.lora.stack import LEAST_RANK, MOST_RANK_TILE, Stack
 from blink.kernels.gpu.lora.update import add_update, mark_tokens
 from blink.kernels.gpu.moe.routing import Routes
@@ -112,6 +113,11 @@ class GpuUpdates:
         """Take the stacks of weights by identity, and each token's place in them, as mark_tokens() returns it."""
         self._stacks, self._places = stacks, places
         self._adapters = few_tokens.list_adapters(places) if len(places) <= few_tokens.MOST_TOKENS else None
+
+    def fuse(self) -> FusedUpdates:
+        """Return the same for GEMMs that add updates to their own sums, of a step for which these do not refuse."""
+        assert self._adapters is not None
+        return FusedUpdates(self._stacks, self._places, self._adapters)
 
     def begin(self, x: Tensor, weight: Weight, *, early: bool = False) -> Finish:
         """Do what StepUpdates.begin() says."""
