@@ -52,7 +52,7 @@ struct Update {
             *reinterpret_cast<const uint2*>(from + long(other_row) * args.rank)};
   }
 
-  // Add the products with one adapter's rows to its tokens' sums. Others keep their bits, whatever the rows hold.
+  // Multiply one adapter's rows, and add that to its tokens' sums. Others keep their bits, whatever the rows hold.
   // places: those of tokens in multiply_add()'s columns.
   template <class S>
   __device__ void add(const UpRows& rows, int adapter, const uint2 (&found)[S::tokens / 8],
@@ -63,13 +63,13 @@ struct Update {
       const bool is_own = places[i] == adapter;
       const unsigned own = __ballot_sync(~0u, is_own);
       if (own == 0) continue;
-      float products[4] = {};
-      multiply_add(products, rows.first.x, rows.second.x, rows.first.y, rows.second.y, is_own ? found[i].x : 0,
+      float added[4] = {};
+      multiply_add(added, rows.first.x, rows.second.x, rows.first.y, rows.second.y, is_own ? found[i].x : 0,
                    is_own ? found[i].y : 0);
       // The lanes that have column c begin at 4 * c; this one has sums of columns lane % 4 * 2 and the next.
       const bool adds_first = own >> lane % 4 * 8 & 1, adds_second = own >> (lane % 4 * 8 + 4) & 1;
-      if (adds_first) sums[i * 4] += products[0], sums[i * 4 + 2] += products[2];
-      if (adds_second) sums[i * 4 + 1] += products[1], sums[i * 4 + 3] += products[3];
+      if (adds_first) sums[i * 4] += added[0], sums[i * 4 + 2] += added[2];
+      if (adds_second) sums[i * 4 + 1] += added[1], sums[i * 4 + 3] += added[3];
     }
   }
 

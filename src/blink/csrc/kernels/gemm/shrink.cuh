@@ -57,7 +57,7 @@ struct ShrinkPlace {
   }
 };
 
-// Add the products of some units with eight tokens of the adapter, of which this lane has one, or none (-1).
+// Multiply some units by eight tokens of the adapter, of which this lane has one, or none (-1).
 __device__ inline void multiply_units(const ShrinkArgs& args, const ShrinkPlace& at, int unit, int token,
                                       const DownRows (&rows)[kShrinkHeld], float (&sums)[4]) {
   Vec16 values[kShrinkHeld];
