@@ -4,7 +4,8 @@
 """Times the all-reduce of two GPUs in the shapes of a model: alone, with residual and norm, against that norm and NCCL.
 
 The sum is timed in one shot (all to all, in lines) and in two (parts, then all parts); kernels/gpu/comm/boxes.py says
-from which size on a model takes two. With residual and norm it takes what a model does.
+from which size on a model takes two. With residual and norm it takes what a model does; few rows are timed with a block
+a row, and spread over clusters of blocks (kernels/gpu/comm/spread.py).
 
 python benchmarks/kernels/all_reduce.py [--hidden 4096]
 """
@@ -42,33 +43,39 @@ def main() -> None:
     devices = [torch.device("cuda", index) for index in range(2)]
     boxes = Boxes(devices, max(_ROWS) * hidden * 2, max(_ROWS) * hidden * 2)
     ranks = [GpuRanks(boxes, rank, (0, 1, 2)) for rank in range(2)]
-    print(f"{'rows':>5} {'KB':>6} {'one us':>8} {'two us':>8} {'+norm us':>9} {'norm us':>8} {'NCCL us':>8}")
+    names = {"one us": 8, "two us": 8, "+norm us": 9, "spread us": 9, "norm us": 8, "NCCL us": 8}
+    print(f"{'rows':>5} {'KB':>6} " + " ".join(f"{name:>{width}}" for name, width in names.items()))
     answers = multiprocessing.get_context("spawn").SimpleQueue()
     spawn(run_nccl, (hidden, answers), nprocs=2)
     for rows in _ROWS:
         found = time_ours(ranks, devices, rows, hidden)
         nccl = answers.get()
-        shown = "".join(f"{one:{width}.2f}" for one, width in zip(found, (9, 9, 10, 9), strict=True))
+        shown = "".join(f"{one:{width}.2f}" for one, width in zip(found, (9, 9, 10, 10, 9), strict=True))
         print(f"{rows:5} {rows * hidden * 2 // 1024:6}{shown} {nccl:8.2f}")
 
 
 def time_ours(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hidden: int) -> list[float]:
-    """Return the times of the sum in one and in two shots, with residual and norm, and of residual and norm alone."""
+    """Return the times of the sum in one and in two shots, with residual and norm, spread, and of these alone."""
     parts, residuals, weights = [], [], []
     for device in devices:
         parts.append(torch.randn(rows, hidden, device=device).bfloat16())
         residuals.append(torch.zeros_like(parts[-1]))
         weights.append(torch.ones(hidden, device=device).bfloat16())
-    calls: tuple[tuple[int, Callable[[int], Tensor]], ...] = (
-        (parts[0].nbytes, lambda rank: ranks[rank].add(parts[rank])),
-        (0, lambda rank: ranks[rank].add(parts[rank])),
-        (ONE_SHOT_BYTES, lambda rank: ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS)),
-        (ONE_SHOT_BYTES, lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank])),
+
+    def add_norm(rank: int) -> Tensor:
+        return ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS)
+
+    calls: tuple[tuple[int, bool, Callable[[int], Tensor]], ...] = (
+        (parts[0].nbytes, False, lambda rank: ranks[rank].add(parts[rank])),
+        (0, False, lambda rank: ranks[rank].add(parts[rank])),
+        (ONE_SHOT_BYTES, False, add_norm),
+        (ONE_SHOT_BYTES, True, add_norm),
+        (ONE_SHOT_BYTES, False, lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank])),
     )
     found = []
-    for most, call in calls:
+    for most, spreads_rows, call in calls:
         for end in ranks:
-            end.one_shot_bytes = most
+            end.one_shot_bytes, end.spreads_rows = most, spreads_rows
         graphs = [capture(ranks[rank], device, call) for rank, device in enumerate(devices)]
         found.append(time_graphs(graphs))
         if any(lost >= 0 for lost in ranks[0].boxes.read_lost()):

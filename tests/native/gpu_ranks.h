@@ -10,7 +10,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #define __device__
 #define __global__
@@ -29,14 +32,18 @@ struct alignas(16) uint4 {
 
 inline thread_local Index threadIdx, blockIdx, gridDim;
 inline thread_local std::barrier<>* block_barrier;
+inline thread_local float* block_lanes;  // what the lanes of its one warp hand to each other
 
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __threadfence_system() {}  // barriers, acquires and releases are all that a host's threads are ordered by
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
-template <class T>
-inline T __shfl_xor_sync(unsigned, T value, int) {
-  return value;  // no norm is computed here
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  block_lanes[threadIdx.x] = value;
+  __syncthreads();
+  const float found = block_lanes[threadIdx.x ^ unsigned(mask)];
+  __syncthreads();
+  return found;
 }
 
 namespace blink {
@@ -44,8 +51,8 @@ namespace blink {
 using std::max;
 using std::min;
 
-constexpr int kThreads = 32;     // of a block
-inline int clock_slowness = 20;  // a host that is busy with others may keep a thread for seconds
+constexpr int kThreads = 32, kSpreadThreads = 32;  // of a block
+inline int clock_slowness = 20;                    // a host that is busy with others may keep a thread for seconds
 
 struct Bf16 {
   unsigned short bits;
@@ -75,6 +82,44 @@ inline unsigned short half_of_float(float value) {
 
 inline void launch_dependents() {}
 inline void wait_for_prerequisites() {}
+
+// A cluster: its barrier, and each block's shared memory.
+struct Cluster {
+  explicit Cluster(int threads) : barrier(threads) {}
+  std::barrier<> barrier;
+  std::vector<char*> memory;
+};
+inline thread_local Cluster* cluster;
+inline thread_local unsigned block_rank;  // in it
+inline thread_local std::optional<std::barrier<>::arrival_token> arrival;
+
+inline unsigned cluster_rank() { return block_rank; }
+inline void cluster_arrive_relaxed() { arrival.emplace(cluster->barrier.arrive()); }
+inline void cluster_wait() {
+  cluster->barrier.wait(std::move(*arrival));
+  arrival.reset();
+}
+
+using Barrier = uint64_t;  // bytes that are yet to come
+inline std::atomic_ref<uint64_t> bytes_of(Barrier& barrier) { return std::atomic_ref<uint64_t>(barrier); }
+inline void initialize(Barrier& barrier, unsigned) { bytes_of(barrier).store(0, std::memory_order_relaxed); }
+inline void expect(Barrier& barrier, unsigned bytes) { bytes_of(barrier).store(bytes, std::memory_order_relaxed); }
+inline void publish_barriers() {}
+
+// The same place in another block's shared memory.
+template <class T>
+inline T& find_in_block(unsigned rank, T& own) {
+  return *reinterpret_cast<T*>(cluster->memory[rank] + (reinterpret_cast<char*>(&own) - cluster->memory[block_rank]));
+}
+template <int kCluster, class T>
+inline void send(int to, T value, T& place, Barrier& counter) {
+  find_in_block(to, place) = value;
+  bytes_of(find_in_block(to, counter)).fetch_sub(sizeof(T), std::memory_order_release);
+}
+template <int kCluster>
+inline void receive(Barrier& counter) {
+  while (bytes_of(counter).load(std::memory_order_acquire) != 0) std::this_thread::yield();
+}
 
 inline unsigned long long read_clock() {
   std::this_thread::yield();  // who waits looks at it: there are fewer cores than threads

@@ -15,6 +15,10 @@ KERNELS = Path(launch.__file__).parents[2] / "csrc" / "kernels"
 # Some kernels of each file whose templates nothing else instantiates here, each in a second or so.
 NAMES = {
     "comm/all_reduce.cu": ("blink::end_step<1>", "blink::all_reduce<blink::Bf16, void>"),
+    "comm/all_reduce_spread.cu": (
+        "blink::all_reduce_spread<blink::Bf16, float, 2, 4, 1>",
+        "blink::all_reduce_spread<float, blink::Bf16, 8, 8, 4>",
+    ),
     "comm/pull_batch.cu": ("blink::pull_batch<256>",),
     "recurrent/invert.cu": ("blink::invert<128>",),
     "sampler/constrain.cu": ("blink::find_places", "blink::list_allowed_tokens"),

@@ -131,7 +131,12 @@ BUILT = [
             "models/weights/rank_reader.py",
         ),
         beyond=0,
-        since=("adapters/modules.py", "engine/host_tier.py"),
+        since=(
+            "adapters/modules.py",
+            "csrc/kernels/comm/all_reduce_spread.cu",
+            "engine/host_tier.py",
+            "kernels/gpu/comm/spread.py",
+        ),
     ),
     Built(
         "LoRA adapters",

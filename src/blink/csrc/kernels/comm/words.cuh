@@ -4,7 +4,8 @@
 
 namespace blink {
 
-constexpr int kThreads = 512;  // of a block
+constexpr int kThreads = 512;        // of a block
+constexpr int kSpreadThreads = 256;  // of a block of a cluster that has a row
 
 __device__ inline unsigned long long read_clock() {
   unsigned long long ns;

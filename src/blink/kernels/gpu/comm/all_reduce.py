@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One GPU's end of a tensor-parallel group: csrc/kernels/comm/all_reduce.cu.
+"""One GPU's end of a tensor-parallel group: csrc/kernels/comm/all_reduce.cu, and of few rows all_reduce_spread.cu.
 
 All ranks launch the same exchanges in the same order, each on its own GPU. A launch does not wait; the kernels do.
 """
@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from blink.kernels.gpu.arguments import args
+from blink.kernels.gpu.comm import spread
 from blink.kernels.gpu.comm.boxes import DATA_BYTES, MOST_BLOCKS, Boxes, choose_one_shot, count_units
+from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.kernels.gpu.rms_norm import rms_norm
 
@@ -32,6 +34,7 @@ class GpuRanks:
         self._starts_there = torch.tensor(starts, dtype=torch.int32, device=boxes.devices[rank])
         self._num_exchanges = 0  # of the step that is enqueued
         self.one_shot_bytes = choose_one_shot(self.size)
+        self.spreads_rows = spread.HAS_RUN_ON_GPU
         self.is_alone = False  # nothing is exchanged, and sums are of one rank: for runs that load and time kernels
 
     def add(self, partial: Tensor) -> Tensor:
@@ -81,8 +84,16 @@ class GpuRanks:
     def _reduce(
         self, partial: Tensor, out: Tensor, width: int, *, norm: Tensor | None, residual: Tensor | None, eps: float
     ) -> None:
-        names = _TYPES[partial.dtype], "void" if norm is None else _TYPES[norm.dtype]
-        kernel = compile_kernel(f"blink::all_reduce<{', '.join(names)}>", _SOURCE)
+        names = [_TYPES[partial.dtype], "void" if norm is None else _TYPES[norm.dtype]]
+        rows = -(-partial.numel() // width)
+        chosen = self._choose_spread(rows, partial, norm)
+        if chosen is None:
+            kernel = compile_kernel(f"blink::all_reduce<{', '.join(names)}>", _SOURCE)
+            blocks, threads, cluster = min(rows, MOST_BLOCKS), _THREADS, 1
+        else:
+            names += map(str, (self.size, chosen.cluster, chosen.lines))
+            kernel = compile_kernel(f"blink::all_reduce_spread<{', '.join(names)}>", "comm/all_reduce_spread.cu")
+            blocks, threads, cluster = rows * chosen.cluster, spread.THREADS, chosen.cluster
         self._check_room(partial.nbytes, self.boxes.lines)
         if self.is_alone or partial.numel() == 0:
             out.copy_(partial)
@@ -98,7 +109,14 @@ class GpuRanks:
             width=width,
             eps=eps,
         )
-        launch(kernel, (min(-(-partial.numel() // width), MOST_BLOCKS), 1), _THREADS, arguments)
+        launch(kernel, (blocks, 1), threads, arguments, cluster=cluster)
+
+    def _choose_spread(self, rows: int, partial: Tensor, norm: Tensor | None) -> spread.Spread | None:
+        """Return how rows are spread over clusters; None: a block has a row."""
+        if norm is None or not self.spreads_rows or not has_clusters():
+            return None
+        assert norm.data_ptr() % 16 == 0
+        return spread.choose_spread(rows, partial.shape[-1] * partial.element_size() // DATA_BYTES)
 
     def _reduce_parts(self, partial: Tensor, out: Tensor) -> None:
         kernel = compile_kernel(f"blink::two_shot<{_TYPES[partial.dtype]}>", "comm/two_shot.cu")
