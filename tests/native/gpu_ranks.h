@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -38,12 +40,19 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __threadfence_system() {}  // barriers, acquires and releases are all that a host's threads are ordered by
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
-inline float __shfl_xor_sync(unsigned, float value, int mask) {
-  block_lanes[threadIdx.x] = value;
+// Of the one warp that a block has.
+template <class T>
+inline T __shfl_sync(unsigned, T value, int lane) {
+  static_assert(sizeof(T) == sizeof(float));
+  block_lanes[threadIdx.x] = std::bit_cast<float>(value);
   __syncthreads();
-  const float found = block_lanes[threadIdx.x ^ unsigned(mask)];
+  const float found = block_lanes[lane];
   __syncthreads();
-  return found;
+  return std::bit_cast<T>(found);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int mask) {
+  return __shfl_sync(~0u, value, int(threadIdx.x) ^ mask);
 }
 
 namespace blink {
@@ -81,7 +90,10 @@ inline unsigned short half_of_float(float value) {
 }
 
 inline void launch_dependents() {}
-inline void wait_for_prerequisites() {}
+inline thread_local std::function<void()> prerequisites;  // waits for the kernels in front, if they may still run
+inline void wait_for_prerequisites() {
+  if (prerequisites) prerequisites();
+}
 
 // A cluster: its barrier, and each block's shared memory.
 struct Cluster {
@@ -132,13 +144,24 @@ inline std::atomic_ref<uint64_t> half_line(const uint4* line, int half) {
 inline uint4 load_line(const uint4* from) {
   static thread_local unsigned calls = threadIdx.x;
   if (++calls % 61 == 0) std::this_thread::sleep_for(std::chrono::microseconds(500));  // while others go on
-  const uint64_t first = half_line(from, 0).load(std::memory_order_relaxed);
-  const uint64_t second = half_line(from, 1).load(std::memory_order_relaxed);
+  const uint64_t first = half_line(from, 0).load(std::memory_order_acquire);
+  const uint64_t second = half_line(from, 1).load(std::memory_order_acquire);
   return {unsigned(first), unsigned(first >> 32), unsigned(second), unsigned(second >> 32)};
 }
+// Its own rank's memory: what a GPU's kernel stores there comes after what those had stored that it has waited for.
+inline thread_local const uint4 *own_box_begin, *own_box_end;
 inline void store_line(uint4* to, uint2 data, unsigned number) {
-  half_line(to, 1).store(uint64_t(number) << 32 | data.y, std::memory_order_relaxed);
-  half_line(to, 0).store(uint64_t(number) << 32 | data.x, std::memory_order_relaxed);
+  const bool is_own = own_box_begin <= to && to < own_box_end;
+  const auto store = [&](int half, unsigned word) {
+    const uint64_t value = uint64_t(number) << 32 | word;
+    if (is_own)
+      half_line(to, half).store(value, std::memory_order_release);
+    else
+      half_line(to, half).store(value, std::memory_order_relaxed);
+  };
+  store(1, data.y);
+  store(0, data.x);
 }
+inline uint2 load_fresh(const uint2* from) { return *from; }
 
 }  // namespace blink

@@ -82,9 +82,9 @@ struct Rank {
   void spread(const AllReduceArgs& args) {
     Shared& own = shared[blockIdx.x];
     const int lines = (args.width / Pack<float>::kCount + kCluster * kThreads - 1) / (kCluster * kThreads);
-    if (lines == 1) reduce_row<float, float, kRanks, kCluster, 1>(args, own);
-    if (lines == 2) reduce_row<float, float, kRanks, kCluster, 2>(args, own);
-    if (lines == 3) reduce_row<float, float, kRanks, kCluster, 3>(args, own);
+    if (lines == 1) reduce_row<float, float, kRanks, kCluster, 1, false>(args, own);
+    if (lines == 2) reduce_row<float, float, kRanks, kCluster, 2, false>(args, own);
+    if (lines == 3) reduce_row<float, float, kRanks, kCluster, 3, false>(args, own);
   }
 
   void spread(const RankArgs& ranks, int width) {

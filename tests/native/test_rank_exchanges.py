@@ -54,3 +54,29 @@ def test_no_number_is_read_before_it_is_stored(
 def test_a_rank_that_stops_is_named_on_all_others(compile_native: Compile, flags: tuple[str, ...]) -> None:
     counts = run(compile_native("rank_exchanges.cpp", *flags), 3, 2, 3, 0, 1)
     assert (counts["lost"], counts["told"]) == (3, 2)
+
+
+def count_pushed(ranks: int, width: int, exchanges: int) -> int:
+    """Return how many sums are compared, and the norms of two exchanges of three."""
+    return width * (ranks * exchanges + exchanges - exchanges // 3)
+
+
+@pytest.mark.parametrize(("ranks", "width", "exchanges"), [
+    (2, 252, 30), (3, 384, 10), pytest.param(5, 500, 100, marks=pytest.mark.long),
+])  # fmt: skip
+def test_an_all_reduce_may_start_before_the_kernels_that_push(
+    compile_native: Compile, flags: tuple[str, ...], ranks: int, width: int, exchanges: int
+) -> None:
+    program = compile_native("rank_pushes.cpp", *flags)
+    for seed in range(1 if exchanges < 99 else 3):
+        counts = run(program, ranks, width, exchanges, seed)
+        assert counts == {"wrong": 0, "compared": count_pushed(ranks, width, exchanges)}
+
+
+@pytest.mark.parametrize(("ranks", "exchanges"), [(2, 6), pytest.param(3, 40, marks=pytest.mark.long)])
+def test_nothing_that_kernels_in_front_use_is_touched_by_an_early_all_reduce(
+    compile_native: Compile, flags: tuple[str, ...], ranks: int, exchanges: int
+) -> None:
+    program = build(compile_native, "rank_pushes.cpp", "thread", *flags)
+    counts = run(program, ranks, 252, exchanges, 1)
+    assert counts == {"wrong": 0, "compared": count_pushed(ranks, 252, exchanges)}
