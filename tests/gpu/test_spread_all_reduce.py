@@ -3,34 +3,37 @@
 
 from __future__ import annotations
 
-import random
+import itertools
 
 import pytest
 import torch
 from torch import Tensor
 
-from gpu_counts import TWO_GPUS, needs_gpus
-from gpu_rank_group import Group, draw
+from gpu_counts import TWO_GPUS
+from gpu_rank_group import SIZES, Delays, Group, draw
 
 pytestmark = [pytest.mark.gpu, TWO_GPUS]
 
 EPS = 1e-5
+ROWS = (1, 2, 3, 8, 16, 17, 31, 32, 64)
+DTYPES = [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)]
 WIDTHS = [2048, 2880, 4096, 5120, 8192]
-DELAY_CYCLES = 20000  # at most, of a rank before an exchange: about 10 us
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(2, id="two"),
-        pytest.param(3, id="three", marks=needs_gpus(3, "needs three GPUs")),
-        pytest.param(4, id="four", marks=needs_gpus(4, "needs four GPUs")),
-    ],
-)
+@pytest.fixture(scope="module", params=SIZES)
 def group(request: pytest.FixtureRequest) -> Group:
     group = Group(request.param)
     group.end_step()
+    group.compile_ahead(lambda rank: compile_sums(group, rank))
     return group
+
+
+def compile_sums(group: Group, rank: int) -> None:
+    """Compile the sums of all tests."""
+    for (dtype, of_norm), width, rows, on in itertools.product(DTYPES, WIDTHS, ROWS, (False, True)):
+        numbers = torch.zeros(rows, width, dtype=dtype, device=group.devices[rank])
+        group.ranks[rank].spreads_rows = on
+        group.ranks[rank].add_norm(numbers, numbers, numbers[0].to(of_norm), EPS)
 
 
 def spread_rows(group: Group, *, on: bool) -> None:
@@ -54,15 +57,13 @@ def add_norms(
     return [(one.cpu(), norm.cpu()) for one, norm in zip(own, norms, strict=True)]
 
 
-@pytest.mark.parametrize(("dtype", "of_norm"), [
-    (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32),
-])  # fmt: skip
+@pytest.mark.parametrize(("dtype", "of_norm"), DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_residual_has_the_bits_of_one_block_a_row(
     group: Group, width: int, dtype: torch.dtype, of_norm: torch.dtype
 ) -> None:
     weights = [draw(group, (width,), of_norm, 3)[0].to(device) for device in group.devices]
-    for rows in (1, 2, 3, 8, 16, 17, 31, 32, 64):
+    for rows in ROWS:
         residuals = [draw(group, (rows, width), dtype, 2)[0].to(device) for device in group.devices]
         for seed in range(3):
             parts = draw(group, (rows, width), dtype, 10 + seed)
@@ -98,14 +99,13 @@ def test_chains_of_exchanges_with_delayed_ranks_repeat_their_bits(group: Group, 
     expected = [(norm.clone(), residual.clone()) for norm, residual in zip(current, residuals, strict=True)]
     assert all(torch.equal(one.cpu(), expected[0][0].cpu()) for one, _ in expected)
     wrong = [torch.zeros(1, dtype=torch.int64, device=device) for device in group.devices]
-    chance = random.Random(width + rows)
+    delays = Delays(width + rows)
 
     def run_step(rank: int) -> None:
         residuals[rank].zero_()
         part = parts[rank]
         for _ in range(num_exchanges):
-            if chance.random() < 0.3:
-                torch.cuda._sleep(chance.randrange(DELAY_CYCLES))
+            delays.enqueue()
             part = exchange(rank, part)
         wrong[rank].add_((part != expected[rank][0]).sum() + (residuals[rank] != expected[rank][1]).sum())
         group.ranks[rank].end_step(group.failed[rank])

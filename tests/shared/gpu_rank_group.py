@@ -3,14 +3,34 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
 from benchmark_programs import load_benchmark
+from gpu_counts import needs_gpus
 
 ROOM = 1 << 24  # bytes of an exchange
+SIZES = [
+    pytest.param(2, id="two"),
+    pytest.param(3, id="three", marks=needs_gpus(3, "needs three GPUs")),
+    pytest.param(4, id="four", marks=needs_gpus(4, "needs four GPUs")),
+]
+DELAY_CYCLES = 20000  # at most, of a rank before a kernel: about 10 us
+
+
+class Delays:
+    """Kernels that take a while, before some of a rank's others: in other turns on each rank."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+
+    def enqueue(self) -> None:
+        if self._chance.random() < 0.3:
+            torch.cuda._sleep(self._chance.randrange(DELAY_CYCLES))
 
 
 class Group:
@@ -45,6 +65,15 @@ class Group:
             call(rank)
         self.ranks[rank].is_alone = False
 
+    def compile_ahead(self, call: Callable[[int], object]) -> None:
+        """Compile on all cores what a rank calls, which is given no numbers."""
+        from blink.kernels.gpu.launch import compile_ahead
+
+        with torch.cuda.device(self.devices[0]):
+            self.ranks[0].is_alone = True
+            compile_ahead(lambda: call(0))
+            self.ranks[0].is_alone = False
+
     def launch_graphs(self, run_step: Callable[[int], None], times: int) -> None:
         """Capture a step of each rank, whose code is loaded, and launch it many times with no wait of the host."""
         peer_graph = load_benchmark("kernels/all_reduce").PeerGraph
@@ -74,3 +103,9 @@ def draw(group: Group, shape: tuple[int, ...], dtype: torch.dtype, seed: int) ->
     """Return random numbers of each rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(dtype).to(device) for device in group.devices]
+
+
+def draw_same(group: Group, shape: tuple[int, ...], seed: int) -> list[Tensor]:
+    """Return random numbers that all ranks have."""
+    one = draw(group, shape, torch.bfloat16, seed)[0]
+    return [one.to(device) for device in group.devices]
