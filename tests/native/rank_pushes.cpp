@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks of GPUs whose kernels push their results, each kernel on threads of its own: the all-reduce behind a kernel
 // starts before it, and what it writes lies where that one still reads. Each all-reduce's result is the next kernel's
-// input. Arguments: ranks, width, exchanges, seed.
+// input. Arguments: ranks, width, exchanges, seed, the rank that stops after half of the exchanges (-1: none).
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 constexpr int kCluster = 2, kReducers = kCluster * kSpreadThreads, kSenders = kThreads;
 constexpr float kEps = 1e-3f;
 
-int size, width, exchanges;
+int size, width, exchanges, absent;
 unsigned seed;
 std::vector<std::unique_ptr<uint4[]>> boxes;
 std::vector<uint64_t> places;
@@ -72,11 +72,13 @@ struct Rank {
       for (auto& of_block : memory) clusters[&memory - shared].memory.push_back(reinterpret_cast<char*>(&of_block));
   }
 
+  int count() const { return number == absent ? exchanges / 2 : exchanges; }
+
   // The kernels that push.
   void send(int thread) {
     std::mt19937 random(seed * 1000 + number * 100 + thread);
     begin(thread, 0, &block);
-    for (int op = 0; op < exchanges; op++) {
+    for (int op = 0; op < count(); op++) {
       await(reduced, op * kReducers);
       pause_at_random(random);
       const RankArgs ranks = describe(number, op);
@@ -95,7 +97,7 @@ struct Rank {
   // The all-reduces. Which block has which part of the row changes.
   void reduce(int thread) {
     std::mt19937 random(seed * 1000 + number * 100 + kSenders + thread);
-    for (int op = 0; op < exchanges; op++) {
+    for (int op = 0; op < count(); op++) {
       begin(thread % kSpreadThreads, thread / kSpreadThreads, blocks[thread / kSpreadThreads].get());
       pause_at_random(random);
       cluster = &clusters[op % 2], block_rank = (blockIdx.x + op / 2) % kCluster;
@@ -107,7 +109,7 @@ struct Rank {
       const int lines = width / kLineLanes;
       dispatch(args, own, op, (lines + kReducers - 1) / kReducers);
       const int first = block_rank * kSpreadThreads + threadIdx.x;
-      for (int line = first; line < lines; line += kReducers)
+      for (int line = first; line < lines && absent < 0; line += kReducers)
         for (int at = line * kLineLanes; at < (line + 1) * kLineLanes; at++) check_sum(op, at);
       reduced.fetch_add(1, std::memory_order_release);
     }
@@ -179,7 +181,8 @@ void check_norms() {
 
 int main(int, char** arguments) {
   size = std::atoi(arguments[1]), width = std::atoi(arguments[2]), exchanges = std::atoi(arguments[3]);
-  seed = unsigned(std::atoi(arguments[4]));
+  seed = unsigned(std::atoi(arguments[4])), absent = std::atoi(arguments[5]);
+  if (absent >= 0) clock_slowness = 1;
   box_lines = kBoxLines / sizeof(uint4) + 2l * size * width;
   results = std::vector<std::atomic<uint32_t>>(exchanges * width);
   residuals = std::vector<std::atomic<uint32_t>>(exchanges * width);
@@ -195,6 +198,8 @@ int main(int, char** arguments) {
     for (int i = 0; i < kReducers; i++) threads.emplace_back([&rank = *rank, i] { rank.reduce(i); });
   }
   for (std::thread& thread : threads) thread.join();
-  check_norms();
-  std::printf("wrong %u compared %u\n", wrong.load(), compared.load());
+  if (absent < 0) check_norms();
+  unsigned lost = 0;
+  for (const uint64_t place : places) lost += reinterpret_cast<const RankWords*>(place)->lost == unsigned(absent + 1);
+  std::printf("wrong %u compared %u lost %u\n", wrong.load(), compared.load(), lost);
 }

@@ -69,8 +69,8 @@ def test_an_all_reduce_may_start_before_the_kernels_that_push(
 ) -> None:
     program = compile_native("rank_pushes.cpp", *flags)
     for seed in range(1 if exchanges < 99 else 3):
-        counts = run(program, ranks, width, exchanges, seed)
-        assert counts == {"wrong": 0, "compared": count_pushed(ranks, width, exchanges)}
+        counts = run(program, ranks, width, exchanges, seed, -1)
+        assert counts == {"wrong": 0, "compared": count_pushed(ranks, width, exchanges), "lost": ranks}
 
 
 @pytest.mark.parametrize(("ranks", "exchanges"), [(2, 6), pytest.param(3, 40, marks=pytest.mark.long)])
@@ -78,5 +78,11 @@ def test_nothing_that_kernels_in_front_use_is_touched_by_an_early_all_reduce(
     compile_native: Compile, flags: tuple[str, ...], ranks: int, exchanges: int
 ) -> None:
     program = build(compile_native, "rank_pushes.cpp", "thread", *flags)
-    counts = run(program, ranks, 252, exchanges, 1)
-    assert counts == {"wrong": 0, "compared": count_pushed(ranks, 252, exchanges)}
+    counts = run(program, ranks, 252, exchanges, 1, -1)
+    assert counts == {"wrong": 0, "compared": count_pushed(ranks, 252, exchanges), "lost": ranks}
+
+
+def test_a_rank_that_stops_is_named_by_all_reduces_that_wait_for_their_own_rank_too(
+    compile_native: Compile, flags: tuple[str, ...]
+) -> None:
+    assert run(compile_native("rank_pushes.cpp", *flags), 3, 252, 8, 0, 1)["lost"] == 3
