@@ -62,6 +62,7 @@ using std::min;
 
 constexpr int kThreads = 32, kSpreadThreads = 32;  // of a block
 inline int clock_slowness = 20;                    // a host that is busy with others may keep a thread for seconds
+inline thread_local bool has_true_clock = false;
 
 struct Bf16 {
   unsigned short bits;
@@ -135,7 +136,8 @@ inline void receive(Barrier& counter) {
 
 inline unsigned long long read_clock() {
   std::this_thread::yield();  // who waits looks at it: there are fewer cores than threads
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1) / clock_slowness;
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1) /
+         (has_true_clock ? 1 : clock_slowness);
 }
 
 inline std::atomic_ref<uint64_t> half_line(const uint4* line, int half) {

@@ -82,7 +82,15 @@ def test_nothing_that_kernels_in_front_use_is_touched_by_an_early_all_reduce(
     assert counts == {"wrong": 0, "compared": count_pushed(ranks, 252, exchanges), "lost": ranks}
 
 
-def test_a_rank_that_stops_is_named_by_all_reduces_that_wait_for_their_own_rank_too(
+def test_a_rank_that_stops_is_named_by_all_reduces_of_pushed_sums(
     compile_native: Compile, flags: tuple[str, ...]
 ) -> None:
     assert run(compile_native("rank_pushes.cpp", *flags), 3, 252, 8, 0, 1)["lost"] == 3
+
+
+def test_an_all_reduce_names_no_rank_while_it_waits_for_its_own(
+    compile_native: Compile, flags: tuple[str, ...]
+) -> None:
+    """Its kernels in front may wait for another rank as long as one is waited for."""
+    counts = run(compile_native("rank_pushes.cpp", *flags), 2, 252, 3, 0, -2)
+    assert counts == {"wrong": 0, "compared": count_pushed(2, 252, 3), "lost": 2}
