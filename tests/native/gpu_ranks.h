@@ -21,6 +21,7 @@
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct Index {
   unsigned x;
@@ -34,25 +35,25 @@ struct alignas(16) uint4 {
 
 inline thread_local Index threadIdx, blockIdx, gridDim;
 inline thread_local std::barrier<>* block_barrier;
-inline thread_local float* block_lanes;  // what the lanes of its one warp hand to each other
+inline thread_local float* block_lanes;  // what lanes hand to each other
 
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __threadfence_system() {}  // barriers, acquires and releases are all that a host's threads are ordered by
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
-// Of the one warp that a block has.
+// Of a warp, while all of the block do the same.
 template <class T>
 inline T __shfl_sync(unsigned, T value, int lane) {
   static_assert(sizeof(T) == sizeof(float));
   block_lanes[threadIdx.x] = std::bit_cast<float>(value);
   __syncthreads();
-  const float found = block_lanes[lane];
+  const float found = block_lanes[threadIdx.x / 32 * 32 + lane];
   __syncthreads();
   return std::bit_cast<T>(found);
 }
 template <class T>
 inline T __shfl_xor_sync(unsigned, T value, int mask) {
-  return __shfl_sync(~0u, value, int(threadIdx.x) ^ mask);
+  return __shfl_sync(~0u, value, int(threadIdx.x % 32) ^ mask);
 }
 
 namespace blink {

@@ -94,3 +94,14 @@ def test_an_all_reduce_names_no_rank_while_it_waits_for_its_own(
     """Its kernels in front may wait for another rank as long as one is waited for."""
     counts = run(compile_native("rank_pushes.cpp", *flags), 2, 252, 3, 0, -2)
     assert counts == {"wrong": 0, "compared": count_pushed(2, 252, 3), "lost": 2}
+
+
+def test_each_result_of_a_gemv_goes_to_its_line_in_all_boxes(
+    compile_native: Compile, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("gemv_int4.cuh", "gemv_quantized.cuh"):
+        path = tmp_path / "kernels" / "gemm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#pragma once\n#include "gemv_results.h"\n')
+    counts = run(compile_native("push_lines.cpp", f"-iquote{tmp_path}", *flags))
+    assert counts == {"wrong": 0, "compared": 3 * 128 * (1 * 2 + 2 * 3 + 1 * 8 + 2 * 4 + 2 * 5)}
