@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from blink import LLM, SamplingParams
 from blink.formats.base import matrix_of
 from blink.formats.fp8 import FP8
 from blink.formats.matrix import QuantizedMatrix
@@ -17,10 +19,12 @@ from blink.formats.packed import pack
 from blink.formats.schemes import GROUP
 from gpu_counts import TWO_GPUS
 from gpu_rank_group import SIZES, Delays, Group, draw, draw_same
+from quantized_checkpoints import write_checkpoints
 
 pytest.importorskip("cuda.core")
 
-from blink.kernels.gpu.comm import push
+from blink.kernels.gpu.comm import push, spread
+from blink.kernels.gpu.comm.all_reduce import GpuRanks
 from blink.kernels.gpu.gemm import gemv
 
 pytestmark = [pytest.mark.gpu, TWO_GPUS]
@@ -28,6 +32,7 @@ pytestmark = [pytest.mark.gpu, TWO_GPUS]
 EPS = 1e-5
 KINDS = ["bf16", "rows", "groups", "int4"]
 SHAPES = [(4096, 2048), (4096, 7168), (5120, 2560), (8192, 3584)]
+SIZES_OF_MODEL = {"hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4}
 CHAIN_KINDS, WIDTHS = ["bf16", "rows"], [2048, 4096, 8192]
 
 
@@ -92,11 +97,10 @@ def test_pushed_results_have_the_bits_of_stored_ones(group: Group, kind: str, n:
 
     def sum_up(rank: int, *, pushes: bool, has_norm: bool) -> Tensor:
         end, bias = group.ranks[rank], biases[rank] if rank == 0 else None
-        multiply = end.push if pushes else gemv.linear
+        multiply, own = end.push if pushes else gemv.linear, residual[rank].clone()
         part = multiply(inputs[rank], weights[rank], bias)
         if not has_norm:
             return end.add(part)
-        own = residual[rank].clone()
         return torch.cat([end.add_norm(part, own, norms[rank], EPS), own])
 
     for has_norm in (True, False):
@@ -155,3 +159,44 @@ def test_chains_of_pushes_with_delayed_ranks_repeat_their_bits(group: Group, wid
     group.launch_graphs(run_step, num_steps)
     assert group.boxes.read_lost() == [-1] * len(group.ranks)
     assert [int(one) for one in wrong] == [0] * len(group.ranks)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scheme", ["plain", "fp8-channel", "packed-head"])
+def test_an_engine_that_pushes_gives_the_logprobs_of_one_that_stores(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and two at a time; sums have the same bits."""
+    quantized, plain = write_checkpoints(tmp_path, "fp8-channel" if scheme == "plain" else scheme, **SIZES_OF_MODEL)
+    pushed = list[Tensor]()
+    push_one = GpuRanks.push
+
+    def count(self: GpuRanks, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        pushed.append(push_one(self, x, weight, bias))
+        return pushed[-1]
+
+    monkeypatch.setattr(GpuRanks, "push", count)
+    monkeypatch.setattr(spread, "HAS_RUN_ON_GPU", True)
+    found = list[list[tuple[int, float]]]()
+    for pushes in (False, True):
+        monkeypatch.setattr(push, "HAS_RUN_ON_GPU", pushes)
+        found.append(generate_greedily(plain if scheme == "plain" else quantized))
+        assert bool(pushed) == pushes
+    assert found[0] == found[1]
+
+
+def generate_greedily(path: Path) -> list[tuple[int, float]]:
+    """Return the tokens of two ranks with their logprobs."""
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=0)
+    options: dict[str, Any] = {"max_num_seqs": 2, "max_model_len": 128, "num_gpu_blocks_override": 64}
+    options |= {"device": "cuda", "dtype": "bfloat16", "skip_tokenizer_init": True, "tensor_parallel_size": 2}
+    with LLM(model=str(path), **options) as llm:
+        prompts = [[5, 9, 31], [77, 12, 4, 8, 60]]
+        outputs = [*llm.generate(prompts[:1], params, use_tqdm=False), *llm.generate(prompts, params, use_tqdm=False)]
+    found = list[tuple[int, float]]()
+    for output in outputs:
+        [choice] = output.outputs
+        assert choice.logprobs is not None
+        pairs = zip(choice.token_ids, choice.logprobs, strict=True)
+        found += [(token, logprobs[token].logprob) for token, logprobs in pairs]
+    return found

@@ -50,7 +50,7 @@ class Ranks(Protocol):
     def push(self) -> Push | None:
         """What multiplies with a weight and sends the results to all ranks; None: there is no such kernel.
 
-        The sum is asked for next, before anything else of the ranks.
+        The sum is asked for next, before anything else of the ranks and before anything writes the residual.
         """
         ...
 
