@@ -62,18 +62,17 @@ def count_pushed(ranks: int, width: int, exchanges: int) -> int:
 
 
 @pytest.mark.parametrize(("ranks", "width", "exchanges"), [
-    (2, 252, 30), (3, 384, 10), pytest.param(5, 500, 100, marks=pytest.mark.long),
+    (2, 252, 30), (3, 384, 10), pytest.param(5, 500, 20, marks=pytest.mark.long),
 ])  # fmt: skip
 def test_an_all_reduce_may_start_before_the_kernels_that_push(
     compile_native: Compile, flags: tuple[str, ...], ranks: int, width: int, exchanges: int
 ) -> None:
     program = compile_native("rank_pushes.cpp", *flags)
-    for seed in range(1 if exchanges < 99 else 3):
-        counts = run(program, ranks, width, exchanges, seed, -1)
-        assert counts == {"wrong": 0, "compared": count_pushed(ranks, width, exchanges), "lost": ranks}
+    counts = run(program, ranks, width, exchanges, 0, -1)
+    assert counts == {"wrong": 0, "compared": count_pushed(ranks, width, exchanges), "lost": ranks}
 
 
-@pytest.mark.parametrize(("ranks", "exchanges"), [(2, 6), pytest.param(3, 40, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("ranks", "exchanges"), [(2, 6), pytest.param(3, 12, marks=pytest.mark.long)])
 def test_nothing_that_kernels_in_front_use_is_touched_by_an_early_all_reduce(
     compile_native: Compile, flags: tuple[str, ...], ranks: int, exchanges: int
 ) -> None:

@@ -33,9 +33,9 @@ struct AllReduceArgs {
 // comm/push_gemv.cu
 struct PushGemvArgs {
   FIELDS_OF(PushGemvArgs);
-  FIELD(GemvArgs, gemv);       // whose results are lines of the exchange
-  FIELD(RankArgs, ranks);      // op: number of the exchange for which they are sent
-  FIELD(const void*, own_box);
+  FIELD(GemvArgs, gemv);        // whose results are lines of the exchange
+  FIELD(RankArgs, ranks);       // op: number of the exchange for which they are sent
+  FIELD(const void*, own_box);  // of boxes, this rank's
 };
 
 // comm/two_shot.cu
