@@ -4,7 +4,9 @@
 """Times the all-reduce of two GPUs in the shapes of a model: alone, with residual and norm, against that norm and NCCL.
 
 The sum is timed in one shot (all to all, in lines) and in two (parts, then all parts); kernels/gpu/comm/boxes.py says
-from which size on a model takes two. With residual and norm it takes what a model does.
+from which size on a model takes two. With residual and norm it takes what a model does; few rows are timed with a block
+a row, and spread over clusters of blocks (kernels/gpu/comm/spread.py). GEMVs of one and two rows are timed alone, with
+the all-reduce behind them, and where they push their results (kernels/gpu/comm/push.py).
 
 python benchmarks/kernels/all_reduce.py [--hidden 4096]
 """
@@ -12,6 +14,7 @@ python benchmarks/kernels/all_reduce.py [--hidden 4096]
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from collections.abc import Callable
 
@@ -24,11 +27,13 @@ from torch.multiprocessing.spawn import spawn
 
 from blink.kernels.gpu.comm.all_reduce import GpuRanks
 from blink.kernels.gpu.comm.boxes import ONE_SHOT_BYTES, Boxes
+from blink.kernels.gpu.gemm import gemv
 from blink.kernels.gpu.launch import check
 from blink.kernels.gpu.rms_norm import rms_norm
 
 _ROWS = (1, 8, 32, 128, 512, 2048)
 _CALLS, _ROUNDS = 50, 5
+_WEIGHTS = 4  # in turns, so that they come from memory
 _EPS = 1e-5
 
 
@@ -42,38 +47,84 @@ def main() -> None:
     devices = [torch.device("cuda", index) for index in range(2)]
     boxes = Boxes(devices, max(_ROWS) * hidden * 2, max(_ROWS) * hidden * 2)
     ranks = [GpuRanks(boxes, rank, (0, 1, 2)) for rank in range(2)]
-    print(f"{'rows':>5} {'KB':>6} {'one us':>8} {'two us':>8} {'+norm us':>9} {'norm us':>8} {'NCCL us':>8}")
+    names = {"one us": 8, "two us": 8, "+norm us": 9, "spread us": 9, "norm us": 8, "NCCL us": 8}
+    print(f"{'rows':>5} {'KB':>6} " + " ".join(f"{name:>{width}}" for name, width in names.items()))
     answers = multiprocessing.get_context("spawn").SimpleQueue()
     spawn(run_nccl, (hidden, answers), nprocs=2)
     for rows in _ROWS:
         found = time_ours(ranks, devices, rows, hidden)
         nccl = answers.get()
-        shown = "".join(f"{one:{width}.2f}" for one, width in zip(found, (9, 9, 10, 9), strict=True))
+        shown = "".join(f"{one:{width}.2f}" for one, width in zip(found, (9, 9, 10, 10, 9), strict=True))
         print(f"{rows:5} {rows * hidden * 2 // 1024:6}{shown} {nccl:8.2f}")
+    names = ("alone us", "+norm us", "spread us", "pushed us")
+    print(f"\nGEMV of {hidden} x {hidden}\n{'rows':>5} " + " ".join(f"{name:>9}" for name in names))
+    for rows in (1, 2):
+        print(f"{rows:5}" + "".join(f"{one:10.2f}" for one in time_gemvs(ranks, devices, rows, hidden)))
 
 
 def time_ours(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hidden: int) -> list[float]:
-    """Return the times of the sum in one and in two shots, with residual and norm, and of residual and norm alone."""
+    """Return the times of the sum in one and in two shots, with residual and norm, spread, and of these alone."""
     parts, residuals, weights = [], [], []
     for device in devices:
         parts.append(torch.randn(rows, hidden, device=device).bfloat16())
         residuals.append(torch.zeros_like(parts[-1]))
         weights.append(torch.ones(hidden, device=device).bfloat16())
-    calls: tuple[tuple[int, Callable[[int], Tensor]], ...] = (
-        (parts[0].nbytes, lambda rank: ranks[rank].add(parts[rank])),
-        (0, lambda rank: ranks[rank].add(parts[rank])),
-        (ONE_SHOT_BYTES, lambda rank: ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS)),
-        (ONE_SHOT_BYTES, lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank])),
+
+    def add_norm(rank: int) -> Tensor:
+        return ranks[rank].add_norm(parts[rank], residuals[rank], weights[rank], _EPS)
+
+    calls: tuple[tuple[int, bool, Callable[[int], Tensor]], ...] = (
+        (parts[0].nbytes, False, lambda rank: ranks[rank].add(parts[rank])),
+        (0, False, lambda rank: ranks[rank].add(parts[rank])),
+        (ONE_SHOT_BYTES, False, add_norm),
+        (ONE_SHOT_BYTES, True, add_norm),
+        (ONE_SHOT_BYTES, False, lambda rank: rms_norm(parts[rank], weights[rank], _EPS, residuals[rank])),
     )
     found = []
-    for most, call in calls:
+    for most, spreads_rows, call in calls:
         for end in ranks:
-            end.one_shot_bytes = most
+            end.one_shot_bytes, end.spreads_rows = most, spreads_rows
         graphs = [capture(ranks[rank], device, call) for rank, device in enumerate(devices)]
         found.append(time_graphs(graphs))
-        if any(lost >= 0 for lost in ranks[0].boxes.read_lost()):
-            raise SystemExit("a rank did not come: what was timed waited for nothing")
+        check_all_came(ranks)
     return found
+
+
+def time_gemvs(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hidden: int) -> list[float]:
+    """Return the times of a GEMV alone, with the all-reduce of a block a row and a spread one, and where it pushes."""
+    inputs, residuals, norms, weights = [], [], [], []
+    for device in devices:
+        inputs.append(torch.randn(rows, hidden, device=device).bfloat16())
+        residuals.append(torch.zeros_like(inputs[-1]))
+        norms.append(torch.ones(hidden, device=device).bfloat16())
+        each = [torch.randn(hidden, hidden, device=device).bfloat16() / hidden for _ in range(_WEIGHTS)]
+        weights.append(itertools.cycle(each))
+
+    def sum_up(rank: int, part: Tensor) -> Tensor:
+        return ranks[rank].add_norm(part, residuals[rank], norms[rank], _EPS)
+
+    def store(rank: int) -> Tensor:
+        return sum_up(rank, gemv.linear(inputs[rank], next(weights[rank])))
+
+    calls: tuple[tuple[bool, Callable[[int], Tensor]], ...] = (
+        (False, lambda rank: gemv.linear(inputs[rank], next(weights[rank]))),
+        (False, store),
+        (True, store),
+        (True, lambda rank: sum_up(rank, ranks[rank].push(inputs[rank], next(weights[rank]), None))),
+    )
+    found = []
+    for spreads_rows, call in calls:
+        for end in ranks:
+            end.one_shot_bytes, end.spreads_rows = ONE_SHOT_BYTES, spreads_rows
+        found.append(time_graphs([capture(ranks[rank], device, call) for rank, device in enumerate(devices)]))
+        check_all_came(ranks)
+    return found
+
+
+def check_all_came(ranks: list[GpuRanks]) -> None:
+    """End the program if a rank was lost."""
+    if any(lost >= 0 for lost in ranks[0].boxes.read_lost()):
+        raise SystemExit("a rank did not come: what was timed waited for nothing")
 
 
 class PeerGraph:

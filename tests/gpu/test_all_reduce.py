@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
-from benchmark_programs import load_benchmark
+from gpu_rank_group import ROOM, Group, draw
 from triton_interpreter import IS_INTERPRETED
 
 pytestmark = [
@@ -19,56 +18,13 @@ pytestmark = [
     pytest.mark.skipif(IS_INTERPRETED or torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 
-ROOM = 1 << 24  # bytes of an exchange
 COLUMNS = [0, 40, 71]  # of the two ranks' parts
 EPS = 1e-5
 
 
-class Group:
-    """Two ranks, which this thread drives in turns: launches do not wait."""
-
-    def __init__(self) -> None:
-        from blink.kernels.gpu.comm.all_reduce import GpuRanks
-        from blink.kernels.gpu.comm.boxes import Boxes
-
-        self.devices = [torch.device("cuda", index) for index in range(2)]
-        self.boxes = Boxes(self.devices, ROOM, ROOM)
-        self.ranks = [GpuRanks(self.boxes, rank, COLUMNS) for rank in range(2)]
-        self.failed = [torch.zeros(1, dtype=torch.int32, device=device) for device in self.devices]
-
-    def run(self, call: Callable[[int], Tensor], ranks: tuple[int, ...] = (0, 1)) -> list[Tensor]:
-        """Call something of each rank on its GPU, compiled before; return what it returned."""
-        for rank in ranks:
-            self.ranks[rank].is_alone = True
-            with torch.cuda.device(self.devices[rank]):
-                call(rank)
-            self.ranks[rank].is_alone = False
-        self.synchronize()
-        found = []
-        for rank in ranks:
-            with torch.cuda.device(self.devices[rank]):
-                found.append(call(rank))
-        return found
-
-    def send_lines_up_to(self, num_bytes: int) -> None:
-        """Take two shots for larger sums."""
-        for end in self.ranks:
-            end.one_shot_bytes = num_bytes
-
-    def end_step(self) -> None:
-        for rank, end in enumerate(self.ranks):
-            with torch.cuda.device(self.devices[rank]):
-                end.end_step(self.failed[rank])
-        self.synchronize()
-
-    def synchronize(self) -> None:
-        for device in self.devices:
-            torch.cuda.synchronize(device)
-
-
 @pytest.fixture(scope="module")
 def group() -> Group:
-    group = Group()
+    group = Group(columns=COLUMNS)
     group.end_step()  # compiles it
     return group
 
@@ -79,11 +35,6 @@ def _usual(request: pytest.FixtureRequest) -> None:
         from blink.kernels.gpu.comm.boxes import ONE_SHOT_BYTES
 
         request.getfixturevalue("group").send_lines_up_to(ONE_SHOT_BYTES)
-
-
-def draw(group: Group, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator).to(dtype).to(device) for device in group.devices]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -180,20 +131,11 @@ def test_many_exchanges_in_graphs_are_all_right(group: Group, kinds: tuple[int, 
 
     group.run(lambda rank: group.ranks[rank].add(parts[rank]))
     group.end_step()
-    for rank, device in enumerate(group.devices):  # loads the code of all kernels
-        group.ranks[rank].is_alone = True
-        with torch.cuda.device(device):
-            for most in set(kinds):
-                exchange(rank, most)
-        group.ranks[rank].is_alone = False
+    for rank in range(len(group.devices)):
+        group.compile(rank, lambda rank: [exchange(rank, most) for most in set(kinds)])
         wrong[rank].zero_()
     group.synchronize()
-    peer_graph = load_benchmark("kernels/all_reduce").PeerGraph
-    graphs = [peer_graph(device, lambda rank=rank: run_step(rank)) for rank, device in enumerate(group.devices)]
-    for _ in range(num_steps):
-        for graph in graphs:
-            graph.launch()
-    group.synchronize()
+    group.launch_graphs(run_step, num_steps)
     assert group.boxes.read_lost() == [-1, -1]
     assert [int(one) for one in wrong] == [0, 0]
     assert float(wanted[0][0, 0]) == 1 + 3 * (num_exchanges * num_steps + len(set(kinds)))

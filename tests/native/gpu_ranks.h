@@ -6,16 +6,22 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #define __device__
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct Index {
   unsigned x;
@@ -29,14 +35,25 @@ struct alignas(16) uint4 {
 
 inline thread_local Index threadIdx, blockIdx, gridDim;
 inline thread_local std::barrier<>* block_barrier;
+inline thread_local float* block_lanes;  // what lanes hand to each other
 
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __threadfence_system() {}  // barriers, acquires and releases are all that a host's threads are ordered by
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
+// Of a warp, while all of the block do the same.
 template <class T>
-inline T __shfl_xor_sync(unsigned, T value, int) {
-  return value;  // no norm is computed here
+inline T __shfl_sync(unsigned, T value, int lane) {
+  static_assert(sizeof(T) == sizeof(float));
+  block_lanes[threadIdx.x] = std::bit_cast<float>(value);
+  __syncthreads();
+  const float found = block_lanes[threadIdx.x / 32 * 32 + lane];
+  __syncthreads();
+  return std::bit_cast<T>(found);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned, T value, int mask) {
+  return __shfl_sync(~0u, value, int(threadIdx.x % 32) ^ mask);
 }
 
 namespace blink {
@@ -44,8 +61,9 @@ namespace blink {
 using std::max;
 using std::min;
 
-constexpr int kThreads = 32;     // of a block
-inline int clock_slowness = 20;  // a host that is busy with others may keep a thread for seconds
+constexpr int kThreads = 32, kSpreadThreads = 32;  // of a block
+inline int clock_slowness = 20;                    // a host that is busy with others may keep a thread for seconds
+inline thread_local bool has_true_clock = false;
 
 struct Bf16 {
   unsigned short bits;
@@ -74,11 +92,53 @@ inline unsigned short half_of_float(float value) {
 }
 
 inline void launch_dependents() {}
-inline void wait_for_prerequisites() {}
+inline thread_local std::function<void()> prerequisites;  // waits for the kernels in front, if they may still run
+inline void wait_for_prerequisites() {
+  if (prerequisites) prerequisites();
+}
+
+// A cluster: its barrier, and each block's shared memory.
+struct Cluster {
+  explicit Cluster(int threads) : barrier(threads) {}
+  std::barrier<> barrier;
+  std::vector<char*> memory;
+};
+inline thread_local Cluster* cluster;
+inline thread_local unsigned block_rank;  // in it
+inline thread_local std::optional<std::barrier<>::arrival_token> arrival;
+
+inline unsigned cluster_rank() { return block_rank; }
+inline void cluster_arrive_relaxed() { arrival.emplace(cluster->barrier.arrive()); }
+inline void cluster_wait() {
+  cluster->barrier.wait(std::move(*arrival));
+  arrival.reset();
+}
+
+using Barrier = uint64_t;  // bytes that are yet to come
+inline std::atomic_ref<uint64_t> bytes_of(Barrier& barrier) { return std::atomic_ref<uint64_t>(barrier); }
+inline void initialize(Barrier& barrier, unsigned) { bytes_of(barrier).store(0, std::memory_order_relaxed); }
+inline void expect(Barrier& barrier, unsigned bytes) { bytes_of(barrier).store(bytes, std::memory_order_relaxed); }
+inline void publish_barriers() {}
+
+// The same place in another block's shared memory.
+template <class T>
+inline T& find_in_block(unsigned rank, T& own) {
+  return *reinterpret_cast<T*>(cluster->memory[rank] + (reinterpret_cast<char*>(&own) - cluster->memory[block_rank]));
+}
+template <int kCluster, class T>
+inline void send(int to, T value, T& place, Barrier& counter) {
+  find_in_block(to, place) = value;
+  bytes_of(find_in_block(to, counter)).fetch_sub(sizeof(T), std::memory_order_release);
+}
+template <int kCluster>
+inline void receive(Barrier& counter) {
+  while (bytes_of(counter).load(std::memory_order_acquire) != 0) std::this_thread::yield();
+}
 
 inline unsigned long long read_clock() {
   std::this_thread::yield();  // who waits looks at it: there are fewer cores than threads
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1) / clock_slowness;
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1) /
+         (has_true_clock ? 1 : clock_slowness);
 }
 
 inline std::atomic_ref<uint64_t> half_line(const uint4* line, int half) {
@@ -87,13 +147,24 @@ inline std::atomic_ref<uint64_t> half_line(const uint4* line, int half) {
 inline uint4 load_line(const uint4* from) {
   static thread_local unsigned calls = threadIdx.x;
   if (++calls % 61 == 0) std::this_thread::sleep_for(std::chrono::microseconds(500));  // while others go on
-  const uint64_t first = half_line(from, 0).load(std::memory_order_relaxed);
-  const uint64_t second = half_line(from, 1).load(std::memory_order_relaxed);
+  const uint64_t first = half_line(from, 0).load(std::memory_order_acquire);
+  const uint64_t second = half_line(from, 1).load(std::memory_order_acquire);
   return {unsigned(first), unsigned(first >> 32), unsigned(second), unsigned(second >> 32)};
 }
+// Its own rank's memory: what a GPU's kernel stores there comes after what those had stored that it has waited for.
+inline thread_local const uint4 *own_box_begin, *own_box_end;
 inline void store_line(uint4* to, uint2 data, unsigned number) {
-  half_line(to, 1).store(uint64_t(number) << 32 | data.y, std::memory_order_relaxed);
-  half_line(to, 0).store(uint64_t(number) << 32 | data.x, std::memory_order_relaxed);
+  const bool is_own = own_box_begin <= to && to < own_box_end;
+  const auto store = [&](int half, unsigned word) {
+    const uint64_t value = uint64_t(number) << 32 | word;
+    if (is_own)
+      half_line(to, half).store(value, std::memory_order_release);
+    else
+      half_line(to, half).store(value, std::memory_order_relaxed);
+  };
+  store(1, data.y);
+  store(0, data.x);
 }
+inline uint2 load_fresh(const uint2* from) { return *from; }
 
 }  // namespace blink

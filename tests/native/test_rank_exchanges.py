@@ -12,8 +12,9 @@ from test_native_programs import build, run
 
 pytestmark = pytest.mark.timeout(600)
 WORDS = ("comm/words.cuh", "common/ptx.cuh")
-# Sums of 9 sizes in one shot and in two on all ranks, and 46 rows that are joined on the first.
-NUMBERS, ROWS, COLUMNS = 2 * (1 + 2 + 63 + 64 + 65 + 96 + 97 + 1000 + 2100), 46, 7
+# Sums of 9 sizes in one shot and in two on all ranks, rows with a norm of 5 widths, and 46 rows that are joined on the
+# first.
+NUMBERS, WIDTHS, ROWS, COLUMNS = 2 * (1 + 2 + 63 + 64 + 65 + 96 + 97 + 1000 + 2100), 2 + 126 + 128 + 200 + 384, 46, 7
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,8 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     return (f"-iquote{folder}", "-O1", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-Wno-unused-parameter")
 
 
-def count_compared(ranks: int, steps: int) -> int:
-    return steps * (ranks * NUMBERS + ROWS * (ranks * COLUMNS - 2))
+def count_compared(ranks: int, blocks: int, steps: int) -> int:
+    return steps * (ranks * (NUMBERS + blocks // 2 * WIDTHS) + ROWS * (ranks * COLUMNS - 2))
 
 
 @pytest.mark.parametrize(("ranks", "blocks", "steps"), [(2, 2, 2), pytest.param(4, 3, 20, marks=pytest.mark.long)])
@@ -38,7 +39,7 @@ def test_exchanges_of_all_kinds_are_right_in_any_order(
     program: Path = compile_native("rank_exchanges.cpp", *flags)
     for seed in range(1 if steps < 9 else 4):
         counts = run(program, ranks, blocks, steps, seed, -1)
-        assert counts == {"wrong": 0, "compared": count_compared(ranks, steps), "lost": ranks, "told": 0}
+        assert counts == {"wrong": 0, "compared": count_compared(ranks, blocks, steps), "lost": ranks, "told": 0}
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(3, 1), pytest.param(8, 4, marks=pytest.mark.long)])
@@ -47,9 +48,59 @@ def test_no_number_is_read_before_it_is_stored(
 ) -> None:
     program = build(compile_native, "rank_exchanges.cpp", "thread", *flags)
     counts = run(program, ranks, 2, steps, 3, -1)
-    assert counts["wrong"] == 0 and counts["compared"] == count_compared(ranks, steps)
+    assert counts["wrong"] == 0 and counts["compared"] == count_compared(ranks, 2, steps)
 
 
 def test_a_rank_that_stops_is_named_on_all_others(compile_native: Compile, flags: tuple[str, ...]) -> None:
     counts = run(compile_native("rank_exchanges.cpp", *flags), 3, 2, 3, 0, 1)
     assert (counts["lost"], counts["told"]) == (3, 2)
+
+
+def count_pushed(ranks: int, width: int, exchanges: int) -> int:
+    """Return how many sums are compared, and the norms of two exchanges of three."""
+    return width * (ranks * exchanges + exchanges - exchanges // 3)
+
+
+@pytest.mark.parametrize(("ranks", "width", "exchanges"), [
+    (2, 252, 30), (3, 384, 10), pytest.param(5, 500, 20, marks=pytest.mark.long),
+])  # fmt: skip
+def test_an_all_reduce_may_start_before_the_kernels_that_push(
+    compile_native: Compile, flags: tuple[str, ...], ranks: int, width: int, exchanges: int
+) -> None:
+    program = compile_native("rank_pushes.cpp", *flags)
+    counts = run(program, ranks, width, exchanges, 0, -1)
+    assert counts == {"wrong": 0, "compared": count_pushed(ranks, width, exchanges), "lost": ranks}
+
+
+@pytest.mark.parametrize(("ranks", "exchanges"), [(2, 6), pytest.param(3, 12, marks=pytest.mark.long)])
+def test_nothing_that_kernels_in_front_use_is_touched_by_an_early_all_reduce(
+    compile_native: Compile, flags: tuple[str, ...], ranks: int, exchanges: int
+) -> None:
+    program = build(compile_native, "rank_pushes.cpp", "thread", *flags)
+    counts = run(program, ranks, 252, exchanges, 1, -1)
+    assert counts == {"wrong": 0, "compared": count_pushed(ranks, 252, exchanges), "lost": ranks}
+
+
+def test_a_rank_that_stops_is_named_by_all_reduces_of_pushed_sums(
+    compile_native: Compile, flags: tuple[str, ...]
+) -> None:
+    assert run(compile_native("rank_pushes.cpp", *flags), 3, 252, 8, 0, 1)["lost"] == 3
+
+
+def test_an_all_reduce_names_no_rank_while_it_waits_for_its_own(
+    compile_native: Compile, flags: tuple[str, ...]
+) -> None:
+    """Its kernels in front may wait for another rank as long as one is waited for."""
+    counts = run(compile_native("rank_pushes.cpp", *flags), 2, 252, 3, 0, -2)
+    assert counts == {"wrong": 0, "compared": count_pushed(2, 252, 3), "lost": 2}
+
+
+def test_each_result_of_a_gemv_goes_to_its_line_in_all_boxes(
+    compile_native: Compile, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("gemv_int4.cuh", "gemv_quantized.cuh"):
+        path = tmp_path / "kernels" / "gemm" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('#pragma once\n#include "gemv_results.h"\n')
+    counts = run(compile_native("push_lines.cpp", f"-iquote{tmp_path}", *flags))
+    assert counts == {"wrong": 0, "compared": 3 * 128 * (1 * 2 + 2 * 3 + 1 * 8 + 2 * 4 + 2 * 5)}

@@ -131,7 +131,14 @@ BUILT = [
             "models/weights/rank_reader.py",
         ),
         beyond=0,
-        since=("adapters/modules.py", "engine/host_tier.py"),
+        since=(
+            "adapters/modules.py",
+            "csrc/kernels/comm/all_reduce_spread.cu",
+            "csrc/kernels/comm/push.cuh",
+            "engine/host_tier.py",
+            "kernels/gpu/comm/push.py",
+            "kernels/gpu/comm/spread.py",
+        ),
     ),
     Built(
         "LoRA adapters",

@@ -32,7 +32,8 @@ struct RankWords {
 // One exchange, as a thread takes part in it.
 class Exchange {
  public:
-  // What exchanges before have written must be there: after wait_for_prerequisites().
+  // May stand before wait_for_prerequisites(): the epoch changes with the last kernel of a step's graph alone, and a
+  // graph starts once the one before has ended. A loss that is told meanwhile is seen while something is waited for.
   __device__ explicit Exchange(const RankArgs& args) : args_(args) {
     const volatile RankWords& own = *words(args.rank);
     number_ = own.epoch + args.op + 1;
@@ -41,6 +42,16 @@ class Exchange {
 
   __device__ int rank() const { return args_.rank; }
   __device__ int size() const { return args_.size; }
+  __device__ unsigned number() const { return number_; }
+
+  // The i-th of the other ranks.
+  __device__ int other(int i) const { return i + (i >= args_.rank); }
+
+  // What a rank sends to another in exchanges of this parity.
+  __device__ uint4* lines(int to, int from) const {
+    const long slot = long(number_ % 2) * args_.size + from;
+    return reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + slot * args_.lines;
+  }
 
   __device__ void send(int to, int line, uint2 data) const { store_line(lines(to, args_.rank) + line, data, number_); }
 
@@ -58,6 +69,35 @@ class Exchange {
       return found.y == number_ && found.w == number_;
     });
     return make_uint2(found.x, found.z);
+  }
+
+  // Wait for some lines of several ranks, which are polled together: kCount from `first` on that lie `step` apart, as
+  // far as there are so many. box: lines(rank(), 0); rank_of: says which ranks.
+  template <int kRanks, int kCount, class RankOf>
+  __device__ void receive(const uint4* box, int first, int step, int count, RankOf rank_of,
+                          uint2 (&data)[kCount][kRanks]) {
+    uint4 found[kCount][kRanks];
+    int missing = 0;
+    await(missing, [&] {
+      missing = -1;
+#pragma unroll
+      for (int i = 0; i < kCount; i++)
+#pragma unroll
+        for (int from = 0; from < kRanks; from++)
+          if (first + i * step < count)
+            found[i][from] = load_line(box + long(rank_of(from)) * args_.lines + first + i * step);
+#pragma unroll
+      for (int i = 0; i < kCount; i++)
+#pragma unroll
+        for (int from = 0; from < kRanks; from++)
+          if (first + i * step < count && (found[i][from].y != number_ || found[i][from].w != number_))
+            missing = rank_of(from);
+      return missing < 0;
+    });
+#pragma unroll
+    for (int i = 0; i < kCount; i++)
+#pragma unroll
+      for (int from = 0; from < kRanks; from++) data[i][from] = make_uint2(found[i][from].x, found[i][from].z);
   }
 
   // What a rank stores in another's box in a phase of a large exchange of this parity.
@@ -82,7 +122,7 @@ class Exchange {
 
  private:
   template <class IsThere>
-  __device__ void await(int from, IsThere is_there) {
+  __device__ void await(const int& from, IsThere is_there) {
     for (unsigned polls = 1; !is_there() && !is_lost_; polls++)
       if (polls % kPollsPerLook == 0) look(from);
   }
@@ -96,18 +136,14 @@ class Exchange {
     return reinterpret_cast<volatile RankWords*>(args_.boxes[rank]);
   }
 
-  // What a rank sends to another in exchanges of this parity.
-  __device__ uint4* lines(int to, int from) const {
-    const long slot = long(number_ % 2) * args_.size + from;
-    return reinterpret_cast<uint4*>(args_.boxes[to] + kBoxLines) + slot * args_.lines;
-  }
-
   __device__ void look(int awaited) {
     is_lost_ = words(args_.rank)->lost != 0;
+    if (awaited == args_.rank) return;  // its kernels in front still wait for others, each with a limit of its own
     const unsigned long long now = read_clock();
     if (begin_ == 0) begin_ = now;
     if (is_lost_ || now - begin_ < kRankTimeoutNs) return;
     is_lost_ = true;
+#pragma unroll 1
     for (int rank = 0; rank < args_.size; rank++) words(rank)->lost = awaited + 1;
     __threadfence_system();
   }

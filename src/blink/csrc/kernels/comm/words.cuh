@@ -4,7 +4,8 @@
 
 namespace blink {
 
-constexpr int kThreads = 512;  // of a block
+constexpr int kThreads = 512;        // of a block
+constexpr int kSpreadThreads = 256;  // of a block of a cluster that has a row
 
 __device__ inline unsigned long long read_clock() {
   unsigned long long ns;
@@ -19,6 +20,13 @@ __device__ inline uint4 load_line(const uint4* from) {
                : "l"(from)
                : "memory");
   return line;
+}
+
+// The same of data that another kernel has written, which may still run: from L2, where all SMs' stores are.
+__device__ inline uint2 load_fresh(const uint2* from) {
+  uint2 data;
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(data.x), "=r"(data.y) : "l"(from) : "memory");
+  return data;
 }
 
 __device__ inline void store_line(uint4* to, uint2 data, unsigned number) {
