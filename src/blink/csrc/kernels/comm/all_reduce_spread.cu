@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The all-reduce of few rows: a cluster of blocks has a row, and a thread a line of it or some. The bits of the sum are
-// those of all_reduce.cu; the squares for the norm are added up in the same order on all ranks.
+// those of all_reduce.cu; the sum of the norm is made in the same order on all ranks.
 //
 // What no kernel of a step writes is loaded before the wait: the norm's weights, the boxes' addresses and the number
 // of the exchange. The numbers of a thread stay in its registers. All blocks of the grid run at once: each sends all
@@ -124,7 +124,7 @@ struct SpreadRow {
     }
   }
 
-  // Add all ranks' numbers in their order, then the residual; return the sum of the squares.
+  // Add all ranks' numbers in their order, then the residual; return what the norm's sum gets.
   __device__ float receive_and_add(Exchange& exchange) {
     float square_sum = 0;
 #pragma unroll
