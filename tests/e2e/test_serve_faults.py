@@ -155,7 +155,9 @@ def test_what_killed_servers_leave_in_shm_does_not_grow(tmp_path: Path) -> None:
     server.process.wait(PATIENCE)
     wait_for(lambda: not any(_is_running(process) for process in processes), PATIENCE)
     kinds = {path.name.partition("~")[2].split("-")[0] for path in Path("/dev/shm").glob(f"blink-{server.region}*")}
-    assert kinds == {"", "lock", "spare"} and [*metrics.glob(f"{server.region}.*")], "the test has nothing to see"
+    assert kinds == {"", "lock", "spare", "model"} and [*metrics.glob(f"{server.region}.*")], (
+        "the test has nothing to see"
+    )
     clean = "import time; t = time.time; time.time = lambda: t() + 61;"
     clean += "from blink.region.files import remove_stale_regions; remove_stale_regions();"
     clean += "from blink.api.observe.metric_store import MetricStore; MetricStore('other', 3).close()"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 from blink.config import EngineConfig
 from blink.engine.geometry import build_geometry
 from blink.errors import BlinkError, ConfigError, EngineUnavailableError
+from blink.region.engine_socket import socket_path
 from blink.region.files import Reservation, check_unserved, region_path, remove_stale_regions, remove_unserved
 from blink.region.memory import Region, create_region, open_region, publish_region
 from blink.region.outside import read_heartbeat
@@ -110,6 +112,25 @@ def test_only_files_that_are_known_to_be_regions_are_deleted(name: str, monkeypa
     assert foreign.exists() and not killed.path.exists()
     assert region_path(f"{name}-held").with_name(f"blink-{name}-held~lock").exists() and not left.exists()
     held.close()
+
+
+def test_a_socket_is_deleted_once_nobody_listens_and_a_minute_has_passed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = socket_path(name, "model")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        now = time.time()
+        monkeypatch.setattr("blink.region.files.time.time", lambda: now + 3600)
+        remove_stale_regions()
+        assert path.exists()
+    monkeypatch.setattr("blink.region.files.time.time", lambda: now)
+    remove_stale_regions()
+    assert path.exists()
+    monkeypatch.setattr("blink.region.files.time.time", lambda: now + 3600)
+    remove_stale_regions()
+    assert not path.exists()
 
 
 def test_a_name_that_was_taken_meanwhile_is_left_to_its_taker(name: str) -> None:

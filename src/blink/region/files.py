@@ -7,8 +7,10 @@ are never followed. Only files are deleted that are known to be regions or have 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import socket
 import stat
 import struct
 import time
@@ -150,6 +152,7 @@ def _remove_unserved(path: Path, is_reserved: bool) -> None:
 def remove_stale_regions() -> None:
     """Delete what engines and servers that were killed more than a minute ago left: nobody else would."""
     for path in SHM.glob("blink-*"):
+        _remove_dead_socket(path)
         try:
             fd = open_own(path)
         except (FileNotFoundError, ConfigError):
@@ -162,6 +165,20 @@ def remove_stale_regions() -> None:
             elif os.pread(fd, len(_MAGIC), 0) == _MAGIC and not is_served(fd):
                 remove_own(path, found.st_ino)
         os.close(fd)
+
+
+def _remove_dead_socket(path: Path) -> None:
+    """Delete an engine's socket at which nobody listens any more."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    is_own = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+    if is_own and time.time() - found.st_ctime > _STALE_SECONDS:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.setblocking(False)
+            if probe.connect_ex(str(path)) == errno.ECONNREFUSED:
+                remove_own(path, found.st_ino)
 
 
 def spare_path(name: str) -> Path:
