@@ -29,6 +29,13 @@ OFFSETS = {
         "per_k 68 n 72 rows 76 num_square_sums 80 end 88"
     ),
     "GemmArgs": "weight 0 x 128 output 256 stages 344 num_groups 348 groups 352 end 384",
+    "ShrinkArgs": (
+        "x 0 down 8 places 16 distinct 24 found 32 begun 40 down_stride 48 turn 56 k 60 width 64 rows 68 end 72"
+    ),
+    "UpdateArgs": (
+        "up 0 parts 8 places 16 distinct 24 found 32 begun 40 up_stride 48 turn 56 rank 60 width 64 tile 68 end 72"
+    ),
+    "UpdatedGemmArgs": "gemm 0 update 384 end 512",
     "GemvArgs": "weight 0 bias 8 x 16 norm 24 out 32 scales 40 groups 48 eps 56 n 60 end 64",
     "GroupedArgs": (
         "weight 0 x 128 counts 256 pairs 264 scales 272 out 280 experts 288 places 292 n 296 stages 300 end 320"

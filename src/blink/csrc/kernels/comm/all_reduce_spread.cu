@@ -11,7 +11,7 @@
 // may be read or overwritten:
 // - A line of the own rank says that its sender has waited, so that all kernels before the sender have ended. One of
 //   them wrote the residual, the all-reduce before. The residual is loaded after that line, and past the SM's cache.
-// - Other blocks of the sender may still read memory that is free behind it, where `out` may lie. So the wait comes
+// - Other blocks of the sender may still read memory that is free after it, where `out` may lie. So the wait comes
 //   before what is written. It also keeps what the next kernel relies on: that all before this one have ended.
 #include "kernels/comm/exchange.cuh"
 #include "kernels/comm/packs.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a kernel sends what it computes: lines go to all ranks, its own too, from the registers that hold the results.
-// The all-reduce behind it (all_reduce_spread.cu) polls them, and need not wait for the kernel to end.
+// The next kernel, an all-reduce (all_reduce_spread.cu), polls them, and need not wait for the kernel to end.
 //
 // Lines of exchange e + 2 go where those of e were, so all ranks must have read these. A kernel pushes once it has
 // waited for those in front of it. So its rank has ended the all-reduce of e + 1, for which every other rank's kernel

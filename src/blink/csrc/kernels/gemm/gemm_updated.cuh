@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GEMM whose sums get what adapters (LoRA) change of them: B of each row's adapter times what shrink.cuh found. In
-// place of an expansion beside the GEMM, whose launch took longer than its work.
+// A GEMM whose sums get what adapters (LoRA) change of them: B of each row's adapter times what shrink.cuh found. A
+// kernel of its own for that took longer to launch than to work.
 //
 // The order of launches is: the kernel that writes x, shrink, this GEMM, each launched early (PDL). No block here can
-// take the place of one that it waits for: all blocks of shrink have begun when the first one here does. They in turn
-// began when all of the kernel in front had. So shrink's word that x is there comes, whatever runs beside. A block
-// reads x upon that word, while shrink reads it, too; and what shrink found behind its end.
+// keep out one that it waits for: all blocks of shrink have begun when the first one here does. They in turn
+// began when all of the kernel in front had. So shrink's word that x is there comes, whatever else runs. A block
+// reads x upon that word, while shrink reads it, too; and what shrink found after its end.
 #pragma once
 
 #include "kernels/gemm/gemm.cuh"
