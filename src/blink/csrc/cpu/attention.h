@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include "cpu/cells.h"
@@ -57,14 +56,6 @@ void find_keys(const RowAttention<Cell>& a, uint32_t row, uint32_t kv_head, Shar
   }
 }
 
-// Call f(0), f(1) and so on with constants.
-template <uint32_t kCount, class F>
-BLINK_INLINE void for_each(const F& f) {
-  [&]<uint32_t... I>(std::integer_sequence<uint32_t, I...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<uint32_t, I>{}), ...);
-  }(std::make_integer_sequence<uint32_t, kCount>{});
-}
-
 template <class Cell>
 BLINK_INLINE void prefetch_cells(const Cell* cells, uint32_t count) {
   const char* bytes = reinterpret_cast<const char*>(cells);
@@ -99,17 +90,17 @@ template <uint32_t kHeads, uint32_t kVectors, class Cell>
 BLINK_INLINE void multiply_columns(const RowAttention<Cell>& a, const uint64_t* places, const float* query,
                                    uint32_t column, CellLanes (*sums)[kCellLanes]) {
   CellLanes own[kVectors], other[kHeads][kVectors];
-  for_each<kHeads>([&](auto h) __attribute__((always_inline)) {
-    for_each<kVectors>([&](auto i) __attribute__((always_inline)) {
+  unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
+    unroll<kVectors>([&](auto i) __attribute__((always_inline)) {
       std::memcpy(&other[h][i], query + h * a.head_dim + column + i * kCellLanes, sizeof other[h][i]);
     });
   });
   for (uint32_t key = 0; key < kCellLanes; ++key) {
     const Cell* cells = a.cache + places[key] + column;
-    for_each<kVectors>([&](auto i) __attribute__((always_inline)) { load_cells(cells + i * kCellLanes, own[i]); });
-    for_each<kHeads>([&](auto h) __attribute__((always_inline)) {
+    unroll<kVectors>([&](auto i) __attribute__((always_inline)) { load_cells(cells + i * kCellLanes, own[i]); });
+    unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
       CellLanes sum = sums[h][key];
-      for_each<kVectors>([&](auto i) __attribute__((always_inline)) { sum += own[i] * other[h][i]; });
+      unroll<kVectors>([&](auto i) __attribute__((always_inline)) { sum += own[i] * other[h][i]; });
       sums[h][key] = sum;
     });
   }
@@ -154,16 +145,16 @@ BLINK_INLINE void weigh_columns(const RowAttention<Cell>& a, const SharedHead& s
   CellLanes sums[kHeads][kVectors] = {};
   for (uint32_t key = 0; key < shared.keys; ++key) {
     const Cell* cells = values + shared.places[key];
-    for_each<kVectors>([&](auto i) __attribute__((always_inline)) {
+    unroll<kVectors>([&](auto i) __attribute__((always_inline)) {
       CellLanes own;
       load_cells(cells + i * kCellLanes, own);
-      for_each<kHeads>([&](auto h) __attribute__((always_inline)) {
+      unroll<kHeads>([&](auto h) __attribute__((always_inline)) {
         sums[h][i] += own * weights[uint64_t(h) * shared.stride + key];
       });
     });
   }
-  for_each<kHeads>([&](auto h)
-                       __attribute__((always_inline)) { std::memcpy(out + h * a.head_dim, sums[h], sizeof sums[h]); });
+  unroll<kHeads>([&](auto h)
+                     __attribute__((always_inline)) { std::memcpy(out + h * a.head_dim, sums[h], sizeof sums[h]); });
 }
 
 template <uint32_t kHeads, class Cell>

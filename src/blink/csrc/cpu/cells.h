@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 // One source, compiled for several instruction sets, among which the loader chooses.
 #if defined(__x86_64__) && __GNUC__ >= 12 && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
@@ -15,6 +16,14 @@
 #define BLINK_INLINE __attribute__((always_inline)) inline
 
 namespace blink {
+
+// Call f(0), f(1) and so on with constants.
+template <uint32_t N, class F>
+BLINK_INLINE void unroll(F&& f) {
+  [&]<uint32_t... i>(std::integer_sequence<uint32_t, i...>) __attribute__((always_inline)) {
+    (f(std::integral_constant<uint32_t, i>{}), ...);
+  }(std::make_integer_sequence<uint32_t, N>{});
+}
 
 constexpr uint32_t kCellLanes = 16;
 typedef float CellLanes __attribute__((vector_size(4 * kCellLanes), aligned(4)));

@@ -11,7 +11,6 @@
 
 namespace blink {
 
-BLINK_INLINE void load_floats(const float* from, CellLanes& to) { std::memcpy(&to, from, sizeof to); }
 BLINK_INLINE void store_floats(float* to, const CellLanes& from) { std::memcpy(to, &from, sizeof from); }
 
 // residual (may be null) += x; out = normalised residual or x, times weight; all [size]. out may be x.
@@ -21,9 +20,9 @@ BLINK_CLONES inline void rms_norm_row(float* out, const float* x, float* residua
   const float* values = residual == nullptr ? x : residual;
   CellLanes sums = {}, own, other;
   for (uint32_t i = 0; i < whole; i += kCellLanes) {
-    load_floats(x + i, own);
+    load_cells(x + i, own);
     if (residual != nullptr) {
-      load_floats(residual + i, other);
+      load_cells(residual + i, other);
       own += other;
       store_floats(residual + i, own);
     }
@@ -37,8 +36,8 @@ BLINK_CLONES inline void rms_norm_row(float* out, const float* x, float* residua
   }
   const float scale = 1 / std::sqrt(total / float(size) + eps);
   for (uint32_t i = 0; i < whole; i += kCellLanes) {
-    load_floats(values + i, own);
-    load_floats(weight + i, other);
+    load_cells(values + i, own);
+    load_cells(weight + i, other);
     store_floats(out + i, own * scale * other);
   }
   for (uint32_t i = whole; i < size; ++i) out[i] = values[i] * scale * weight[i];
@@ -56,10 +55,10 @@ BLINK_CLONES inline void rotate_head(float* head, const float* cosines, const fl
   uint32_t i = 0;
   for (; i + kCellLanes <= half; i += kCellLanes) {
     CellLanes low, high, cosine, sine;
-    load_floats(head + i, low);
-    load_floats(head + half + i, high);
-    load_floats(cosines + i, cosine);
-    load_floats(sines + i, sine);
+    load_cells(head + i, low);
+    load_cells(head + half + i, high);
+    load_cells(cosines + i, cosine);
+    load_cells(sines + i, sine);
     store_floats(head + i, low * cosine - high * sine);
     store_floats(head + half + i, high * cosine + low * sine);
   }

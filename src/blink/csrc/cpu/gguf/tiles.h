@@ -13,13 +13,6 @@ namespace blink {
 // stream by itself. Asking beyond the end does nothing.
 constexpr uint64_t kPrefetchBytes = 8192;
 
-template <uint32_t N, class F>
-BLINK_INLINE void unroll(F&& f) {
-  [&]<uint32_t... i>(std::integer_sequence<uint32_t, i...>) __attribute__((always_inline)) {
-    (f(std::integral_constant<uint32_t, i>{}), ...);
-  }(std::make_integer_sequence<uint32_t, N>{});
-}
-
 // Products of kWeights rows of the weight, from `first` on, with kRows rows of x from `row` on; rows that x lacks are
 // computed as its last one and dropped.
 template <class Isa, class Format, uint32_t kWeights, uint32_t kRows>
