@@ -30,7 +30,7 @@ _BYTES = 1 << 30
 _SHAPES = ("6144x4096", "4096x4096", "28672x4096", "4096x14336")  # Llama-3-8B's
 _OUTPUTS = {"4096x4096": Output.ADD, "28672x4096": Output.GATE, "4096x14336": Output.ADD}
 _ORDERS: dict[str, dict[str, Any]] = {  # constants of in_tiles.py
-    "one order": {},
+    "one order": {"INSTRUCTION": in_tiles.INSTRUCTION},
     "one order as of 32 rows": {"_CONFIG_ROWS": 32, "_TILES": (32, 64, 128)},
     "one order, MMAs of a tile": {"INSTRUCTION": 0},
 }
@@ -61,7 +61,7 @@ def measure(x: Tensor, weights: list[Tensor]) -> dict[str, float]:
     """Return the microseconds of one GEMM by cuBLAS, by the chosen tile and by all others."""
     found = {"cuBLAS": run(lambda weight: functional.linear(x, weight), weights)}
     for name, constants in _ORDERS.items():
-        with patch.multiple(in_tiles, HAS_RUN_ON_GPU=True, **constants):
+        with patch.multiple(in_tiles, **constants):
             found[name] = run(in_order(x, weights[0].shape), weights)
     found["chosen"] = run(lambda weight: invariant.multiply(x, weight), weights)
     for tile in _FEW if len(x) < _MANY_ROWS else _MANY:

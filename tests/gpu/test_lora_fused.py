@@ -191,7 +191,6 @@ def test_a_replayed_step_gives_the_bits_of_one_that_waits_between_kernels(
 ) -> None:
     """Its inputs change from one replay to the next: what a kernel reads too early is that of others."""
     torch.manual_seed(3)
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", True)
     decoder, size = make_decoder(qk_norm=True, bias=True), Bucket(rows, rows, decoding=True, adapters=True)
     host_batch, num_blocks = make_batch([7 * row % 400 + 1 for row in range(rows)], 512)
     host_batch.block_tables.clamp_(max=num_blocks - 1)
@@ -264,7 +263,6 @@ def test_eight_adapters_and_none_give_their_own_tokens_in_one_batch_and_alone(
 ) -> None:
     """Each token is the likeliest in float32 but for what bfloat16 rounds, and far from that with another adapter."""
     path, loras = served
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", True)
     sites = expected_sites(read_spec(path), 16)
     for rows in (1, 9):
         bucket = Bucket(rows, rows, decoding=True, adapters=True)

@@ -84,9 +84,8 @@ def is_of_adapters(line: str) -> bool:
 
 @pytest.mark.parametrize("bucket", [DECODING, PROMPTS])
 def test_a_step_launches_shrink_in_front_of_each_projection_and_else_what_one_without_adapters_does(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket,
 ) -> None:
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", True)
     found, plain = trace(bucket), trace(Bucket(bucket.tokens, bucket.rows, bucket.decoding))
     assert not any(is_of_adapters(line) or "gemm_updated" in line for line in plain)
     assert [line.replace("gemm_updated", "gemm") for line in found if not is_of_adapters(line)] == plain
@@ -99,8 +98,8 @@ def test_a_step_launches_shrink_in_front_of_each_projection_and_else_what_one_wi
     assert outputs == ["kStore", "kAdd", "kGate", "kAdd"] * LAYERS
 
 
-def test_a_step_has_kernels_beside_gemms_until_those_have_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", False)
+def test_a_step_whose_gemms_refuse_updates_has_kernels_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "refuses", lambda *_: "a test")
     names = [name(line) for line in trace(DECODING)]
     assert "gemm_updated" not in names and "shrink" not in names
     assert names.count("lora.few_tokens._shrink") == names.count("lora.few_tokens._expand") == 4 * LAYERS
@@ -139,14 +138,9 @@ def test_each_product_of_a_step_has_a_turn_of_its_own(monkeypatch: pytest.Monkey
         (Matrix(6144, 4096, Layout.UNITS, INT4), 8, "h200", "updates of a matrix in INT4"),
     ],
 )
-def test_others_are_refused_by_name(
-    matrix: Matrix, tokens: int, gpu: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", True)
+def test_others_are_refused_by_name(matrix: Matrix, tokens: int, gpu: str, reason: str | None) -> None:
     with supposing(gpu):
         assert fused.refuses(matrix, tokens) == reason
-        monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", False)
-        assert fused.refuses(matrix, tokens) == "updates in GEMMs have not run on a GPU yet"
 
 
 def plan(encoding: Encoding, bucket: Bucket) -> StepPlan:
@@ -156,13 +150,8 @@ def plan(encoding: Encoding, bucket: Bucket) -> StepPlan:
         return plan_step(GpuDevice(), sites, bucket)
 
 
-def test_a_plan_names_why_updates_are_not_in_gemms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_names_why_updates_are_not_in_gemms() -> None:
     style = NormStyle.UPDATED.value
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", False)
-    off = plan(BF16, DECODING)
-    assert off.norms is NormStyle.WRITER
-    assert f"{style} (updates in GEMMs have not run on a GPU yet)" in off.refused
-    monkeypatch.setattr(fused, "HAS_RUN_ON_GPU", True)
     assert plan(BF16, DECODING).norms is NormStyle.UPDATED
     packed, many = plan(FP8_ROW, DECODING), plan(BF16, Bucket(65, 65, decoding=True, adapters=True))
     assert packed.norms is NormStyle.KERNEL and f"{style} (updates of a matrix in FP8)" in packed.refused

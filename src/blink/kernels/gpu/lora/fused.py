@@ -23,7 +23,6 @@ from blink.kernels.gpu.lora.few_tokens import MOST_TOKENS, count_ways
 from blink.kernels.gpu.lora.stack import Stack
 from blink.plan.site import first_reason
 
-HAS_RUN_ON_GPU = False  # until tests/gpu/test_lora_fused.py has passed there
 _UNIT = 32  # of k: shrink.cuh's kShrinkK
 _ROWS = 16  # of A, that a cluster has: kShrinkRows
 _CLUSTER, _WARPS = 8, 4
@@ -35,7 +34,6 @@ def refuses(matrix: Matrix, tokens: int) -> str | None:
     encoding = matrix.dtype if matrix.encoding is None else matrix.encoding.format.name
     return first_reason(
         {
-            "updates in GEMMs have not run on a GPU yet": not HAS_RUN_ON_GPU,
             "no Hopper": not has_warpgroups(),
             f"updates of more than {MOST_TOKENS} tokens": tokens > MOST_TOKENS,
             f"updates of a matrix in {encoding}": matrix.encoding != BF16,
