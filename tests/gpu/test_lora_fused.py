@@ -259,7 +259,7 @@ def list_gaps(llm: LLM, prompts: list[list[int]], tokens: list[list[int]], loras
 
 
 def test_eight_adapters_and_none_give_their_own_tokens_in_one_batch_and_alone(
-    served: tuple[Path, list[LoRARequest | None]], monkeypatch: pytest.MonkeyPatch
+    served: tuple[Path, list[LoRARequest | None]],
 ) -> None:
     """Each token is the likeliest in float32 but for what bfloat16 rounds, and far from that with another adapter."""
     path, loras = served
