@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cpu/cells.h"
-#include "cpu/gate.h"
+#include "cpu/exponential.h"
 #include "cpu/thread_pool.h"
 
 namespace blink {

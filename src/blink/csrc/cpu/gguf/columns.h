@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpu/gguf/avx512.h"
+#include "cpu/gguf/kernels.h"
 #include "cpu/gguf/tiles.h"
 
 namespace blink {
@@ -241,12 +242,12 @@ void for_tiles(const GgufRows& weight, uint32_t columns, float* out, const Work&
 }
 
 // Compute all products of a weight with rows of x: multiply<kRows>(16 rows of the weight, first of so many rows of x,
-// where their products go, how many of them are wanted). kRows, whose sums stay in registers, is the least power of two
-// that takes all of x at once, and at most kMost.
+// where their products go, how many of them are wanted). kRows, whose sums stay in registers, is
+// rows_together().
 template <class Format, uint32_t kMost, uint32_t kRows = 1, class Matmul, class Multiply>
 void multiply_tiles(const Matmul& p, const Multiply& multiply) {
   if constexpr (kRows < kMost) {
-    if (p.x_rows > kRows) return multiply_tiles<Format, kMost, 2 * kRows>(p, multiply);
+    if (rows_together(p.x_rows, kMost) > kRows) return multiply_tiles<Format, kMost, 2 * kRows>(p, multiply);
   }
   for_tiles<Format>(p.weight, p.columns, p.out, [&](Rows rows, float* out, uint32_t count) {
     for (uint32_t row = 0; row < p.x_rows; row += kRows) multiply.template operator()<kRows>(rows, row, out, count);

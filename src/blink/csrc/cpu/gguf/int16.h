@@ -62,18 +62,11 @@ BLINK_CLONES inline void round_to_int16(const float* x, uint32_t count, uint32_t
     round_group(x + i * kInt16Group, quants + 2 * at * kInt16Group, scales + at, sums + 2 * at);
 }
 
-// How many rows of x lie together: the least power of two that takes all of them, and at most kMostTogether.
-inline uint32_t rows_together(uint32_t x_rows) {
-  uint32_t together = 1;
-  while (together < x_rows && together < kMostTogether) together *= 2;
-  return together;
-}
-
 // As multiply() of product.h does, with x rounded to 16 bits, once for all threads.
 inline void multiply_int16(MultiplyInt16 kernel, const GgufWeight& weight, const float* x, uint32_t x_rows, float* out,
                            ThreadPool& pool) {
   const uint64_t columns = weight.columns, groups = columns / kInt16Group;
-  const uint32_t together = rows_together(x_rows);
+  const uint32_t together = rows_together(x_rows, kMostTogether);
   const uint64_t rounded = (x_rows + together - 1) / together * together;
   std::vector<int8_t> quants(2 * rounded * columns);
   std::vector<float> scales(rounded * groups * 3);

@@ -54,6 +54,13 @@ struct Int16Rows {
   }
 };
 
+// How many rows of x a kernel multiplies at a time: the least power of two that takes all of them, and at most `most`.
+inline uint32_t rows_together(uint32_t x_rows, uint32_t most) {
+  uint32_t together = 1;
+  while (together < x_rows && together < most) together *= 2;
+  return together;
+}
+
 // As GgufMatmul, with x in 16 bits; columns are a multiple of 32.
 struct Int16Matmul {
   GgufRows weight;

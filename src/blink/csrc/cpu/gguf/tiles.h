@@ -3,8 +3,6 @@
 // with the dequantized weight by the order of its sum alone, whatever the number of rows.
 #pragma once
 
-#include <utility>
-
 #include "cpu/gguf/formats.h"
 
 namespace blink {
