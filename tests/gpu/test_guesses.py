@@ -36,7 +36,7 @@ gpu = pytest.importorskip("blink.kernels.gpu.guesses")
 
 MAX_LEN, VOCAB, NUM_BLOCKS = 96, 500, 64
 GUESSES = 4
-on_gpu = pytest.mark.skipif(IS_INTERPRETED, reason="drafts are sampled in CUDA C++")
+on_gpu = pytest.mark.skipif(IS_INTERPRETED, reason="CUDA C++")
 ATTENTION = Attention(heads=4, kv_heads=2, head_dim=32, rope=Rope(theta=1e4, rotary_dim=32))
 SIZE = (ATTENTION.heads + 2 * ATTENTION.kv_heads) * ATTENTION.head_dim
 
