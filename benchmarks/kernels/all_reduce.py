@@ -5,8 +5,8 @@
 
 The sum is timed in one shot (all to all, in lines) and in two (parts, then all parts); kernels/gpu/comm/boxes.py says
 from which size on a model takes two. With residual and norm it takes what a model does; few rows are timed with a block
-a row, and spread over clusters of blocks (kernels/gpu/comm/spread.py). GEMVs of one and two rows are timed alone, with
-the all-reduce behind them, and where they push their results (kernels/gpu/comm/push.py).
+a row, and spread over clusters of blocks (kernels/gpu/comm/spread.py). GEMVs of one and two rows are timed alone,
+and with the all-reduce behind them.
 
 python benchmarks/kernels/all_reduce.py [--hidden 4096]
 """
@@ -56,7 +56,7 @@ def main() -> None:
         nccl = answers.get()
         shown = "".join(f"{one:{width}.2f}" for one, width in zip(found, (9, 9, 10, 10, 9), strict=True))
         print(f"{rows:5} {rows * hidden * 2 // 1024:6}{shown} {nccl:8.2f}")
-    names = ("alone us", "+norm us", "spread us", "pushed us")
+    names = ("alone us", "+norm us", "spread us")
     print(f"\nGEMV of {hidden} x {hidden}\n{'rows':>5} " + " ".join(f"{name:>9}" for name in names))
     for rows in (1, 2):
         print(f"{rows:5}" + "".join(f"{one:10.2f}" for one in time_gemvs(ranks, devices, rows, hidden)))
@@ -91,7 +91,7 @@ def time_ours(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hid
 
 
 def time_gemvs(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hidden: int) -> list[float]:
-    """Return the times of a GEMV alone, with the all-reduce of a block a row and a spread one, and where it pushes."""
+    """Return the times of a GEMV alone, with the all-reduce of a block a row, and with a spread one."""
     inputs, residuals, norms, weights = [], [], [], []
     for device in devices:
         inputs.append(torch.randn(rows, hidden, device=device).bfloat16())
@@ -100,20 +100,14 @@ def time_gemvs(ranks: list[GpuRanks], devices: list[torch.device], rows: int, hi
         each = [torch.randn(hidden, hidden, device=device).bfloat16() / hidden for _ in range(_WEIGHTS)]
         weights.append(itertools.cycle(each))
 
-    def sum_up(rank: int, part: Tensor) -> Tensor:
-        return ranks[rank].add_norm(part, residuals[rank], norms[rank], _EPS)
+    def multiply(rank: int) -> Tensor:
+        return gemv.linear(inputs[rank], next(weights[rank]))
 
-    def store(rank: int) -> Tensor:
-        return sum_up(rank, gemv.linear(inputs[rank], next(weights[rank])))
+    def sum_up(rank: int) -> Tensor:
+        return ranks[rank].add_norm(multiply(rank), residuals[rank], norms[rank], _EPS)
 
-    calls: tuple[tuple[bool, Callable[[int], Tensor]], ...] = (
-        (False, lambda rank: gemv.linear(inputs[rank], next(weights[rank]))),
-        (False, store),
-        (True, store),
-        (True, lambda rank: sum_up(rank, ranks[rank].push(inputs[rank], next(weights[rank]), None))),
-    )
     found = []
-    for spreads_rows, call in calls:
+    for spreads_rows, call in ((False, multiply), (False, sum_up), (True, sum_up)):
         for end in ranks:
             end.one_shot_bytes, end.spreads_rows = ONE_SHOT_BYTES, spreads_rows
         found.append(time_graphs([capture(ranks[rank], device, call) for rank, device in enumerate(devices)]))

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <bit>
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -21,7 +20,6 @@
 #define __global__
 #define __shared__
 #define __launch_bounds__(...)
-#define __align__(bytes) __attribute__((aligned(bytes)))
 
 struct Index {
   unsigned x;
@@ -35,25 +33,18 @@ struct alignas(16) uint4 {
 
 inline thread_local Index threadIdx, blockIdx, gridDim;
 inline thread_local std::barrier<>* block_barrier;
-inline thread_local float* block_lanes;  // what lanes hand to each other
+inline thread_local float* block_lanes;  // what the lanes of its one warp hand to each other
 
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 inline void __threadfence_system() {}  // barriers, acquires and releases are all that a host's threads are ordered by
 inline float rsqrtf(float value) { return 1 / std::sqrt(value); }
-// Of a warp, while all of the block do the same.
-template <class T>
-inline T __shfl_sync(unsigned, T value, int lane) {
-  static_assert(sizeof(T) == sizeof(float));
-  block_lanes[threadIdx.x] = std::bit_cast<float>(value);
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  block_lanes[threadIdx.x] = value;
   __syncthreads();
-  const float found = block_lanes[threadIdx.x / 32 * 32 + lane];
+  const float found = block_lanes[threadIdx.x ^ unsigned(mask)];
   __syncthreads();
-  return std::bit_cast<T>(found);
-}
-template <class T>
-inline T __shfl_xor_sync(unsigned, T value, int mask) {
-  return __shfl_sync(~0u, value, int(threadIdx.x % 32) ^ mask);
+  return found;
 }
 
 namespace blink {
@@ -63,7 +54,6 @@ using std::min;
 
 constexpr int kThreads = 32, kSpreadThreads = 32;  // of a block
 inline int clock_slowness = 20;                    // a host that is busy with others may keep a thread for seconds
-inline thread_local bool has_true_clock = false;
 
 struct Bf16 {
   unsigned short bits;
@@ -92,7 +82,7 @@ inline unsigned short half_of_float(float value) {
 }
 
 inline void launch_dependents() {}
-inline thread_local std::function<void()> prerequisites;  // waits for the kernels in front, if they may still run
+inline thread_local std::function<void()> prerequisites;  // runs the kernel in front to its end, if there is one
 inline void wait_for_prerequisites() {
   if (prerequisites) prerequisites();
 }
@@ -137,8 +127,7 @@ inline void receive(Barrier& counter) {
 
 inline unsigned long long read_clock() {
   std::this_thread::yield();  // who waits looks at it: there are fewer cores than threads
-  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1) /
-         (has_true_clock ? 1 : clock_slowness);
+  return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1) / clock_slowness;
 }
 
 inline std::atomic_ref<uint64_t> half_line(const uint4* line, int half) {
@@ -147,24 +136,13 @@ inline std::atomic_ref<uint64_t> half_line(const uint4* line, int half) {
 inline uint4 load_line(const uint4* from) {
   static thread_local unsigned calls = threadIdx.x;
   if (++calls % 61 == 0) std::this_thread::sleep_for(std::chrono::microseconds(500));  // while others go on
-  const uint64_t first = half_line(from, 0).load(std::memory_order_acquire);
-  const uint64_t second = half_line(from, 1).load(std::memory_order_acquire);
+  const uint64_t first = half_line(from, 0).load(std::memory_order_relaxed);
+  const uint64_t second = half_line(from, 1).load(std::memory_order_relaxed);
   return {unsigned(first), unsigned(first >> 32), unsigned(second), unsigned(second >> 32)};
 }
-// Its own rank's memory: what a GPU's kernel stores there comes after what those had stored that it has waited for.
-inline thread_local const uint4 *own_box_begin, *own_box_end;
 inline void store_line(uint4* to, uint2 data, unsigned number) {
-  const bool is_own = own_box_begin <= to && to < own_box_end;
-  const auto store = [&](int half, unsigned word) {
-    const uint64_t value = uint64_t(number) << 32 | word;
-    if (is_own)
-      half_line(to, half).store(value, std::memory_order_release);
-    else
-      half_line(to, half).store(value, std::memory_order_relaxed);
-  };
-  store(1, data.y);
-  store(0, data.x);
+  half_line(to, 1).store(uint64_t(number) << 32 | data.y, std::memory_order_relaxed);
+  half_line(to, 0).store(uint64_t(number) << 32 | data.x, std::memory_order_relaxed);
 }
-inline uint2 load_fresh(const uint2* from) { return *from; }
 
 }  // namespace blink

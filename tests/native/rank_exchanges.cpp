@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The exchanges of ranks of GPUs, each rank on threads of its own: sums in one shot and in two, sums of few rows with
 // residual and norm, and joined columns, of all sizes, one after the other with nothing to keep ranks in step but the
-// exchanges.
+// exchanges. Each begins before the kernel in front of it, which writes its input, has ended.
 // Arguments: ranks, blocks, steps, seed, the rank that stops after the first step (-1: none).
 #include <bit>
 #include <cstdio>
@@ -75,6 +75,7 @@ struct Rank {
       if (i % kCluster == 0) clusters.push_back(std::make_unique<Cluster>(kCluster * kThreads));
       clusters.back()->memory.push_back(reinterpret_cast<char*>(&shared[i]));
     }
+    for (int i = 0; i < kMostNumbers; i++) norm[i] = norm_of(i);
   }
 
   // A cluster has a row.
@@ -82,16 +83,16 @@ struct Rank {
   void spread(const AllReduceArgs& args) {
     Shared& own = shared[blockIdx.x];
     const int lines = (args.width / Pack<float>::kCount + kCluster * kThreads - 1) / (kCluster * kThreads);
-    if (lines == 1) reduce_row<float, float, kRanks, kCluster, 1, false>(args, own);
-    if (lines == 2) reduce_row<float, float, kRanks, kCluster, 2, false>(args, own);
-    if (lines == 3) reduce_row<float, float, kRanks, kCluster, 3, false>(args, own);
+    if (lines == 1) reduce_row<float, float, kRanks, kCluster, 1>(args, own);
+    if (lines == 2) reduce_row<float, float, kRanks, kCluster, 2>(args, own);
+    if (lines == 3) reduce_row<float, float, kRanks, kCluster, 3>(args, own);
   }
 
   void spread(const RankArgs& ranks, int width) {
     AllReduceArgs args{};
     args.ranks = ranks, args.partial = part.data(), args.out = out.data(), args.residual = residual.data();
     args.norm = norm.data(), args.count = count_rows() * width, args.width = width, args.eps = kEps;
-    if (int(blockIdx.x) / kCluster >= count_rows()) return;
+    if (int(blockIdx.x) / kCluster >= count_rows()) return wait_for_prerequisites();
     if (size == 2) spread<2>(args);
     if (size == 3) spread<3>(args);
     if (size == 4) spread<4>(args);
@@ -100,17 +101,22 @@ struct Rank {
 
   static int count_rows() { return blocks / kCluster; }
 
-  void compute(const Work& work, int step, int op, int thread) {
-    const RankArgs ranks = describe(number, op, sizes.lines, sizes.pieces);
+  // The kernel in front of an exchange.
+  void write_input(const Work& work, int step, int op, int thread) {
     int mine = work.count;
     if (work.kind == Kind::kJoin) mine *= starts[number + 1] - starts[number];
     if (work.kind == Kind::kSpread) mine *= count_rows();
     for (int i = thread; i < mine; i += blocks * kThreads) {
       part[i] = summand(number, step, op, i);
-      residual[i] = residual_of(i), norm[i] = norm_of(i);
+      residual[i] = residual_of(i);
     }
     if (thread == 0) std::fill(out.begin(), out.end(), -1.0f);
     kernels.arrive_and_wait();
+  }
+
+  void compute(const Work& work, int step, int op, int thread) {
+    const RankArgs ranks = describe(number, op, sizes.lines, sizes.pieces);
+    prerequisites = [&] { write_input(work, step, op, thread); };
     if (work.kind == Kind::kJoin) {
       JoinArgs args{};
       args.ranks = ranks, args.part = part.data(), args.out = out.data(), args.starts = starts.data();
@@ -127,6 +133,7 @@ struct Rank {
       args.ranks = ranks, args.partial = part.data(), args.out = out.data(), args.count = work.count, args.width = 96;
       all_reduce<float, void>(args);
     }
+    prerequisites = nullptr;
     kernels.arrive_and_wait();
     if (absent < 0 && work.kind == Kind::kSpread) check_norm(work.count, step, op, thread);
     if (absent < 0 && work.kind != Kind::kSpread) check(work, step, op, thread);

@@ -16,14 +16,8 @@ KERNELS = Path(launch.__file__).parents[2] / "csrc" / "kernels"
 NAMES = {
     "comm/all_reduce.cu": ("blink::end_step<1>", "blink::all_reduce<blink::Bf16, void>"),
     "comm/all_reduce_spread.cu": (
-        "blink::all_reduce_spread<blink::Bf16, float, 2, 4, 1, false>",
-        "blink::all_reduce_spread<float, blink::Bf16, 8, 8, 4, true>",
-        "blink::all_reduce_spread<blink::Bf16, void, 3, 8, 2, true>",
-    ),
-    "comm/push_gemv.cu": (
-        "blink::push_gemv<2, 2048, 8, 1, 8, 16, 4, 4, blink::Output::kStore, false>",
-        "blink::push_gemv_quantized<true, 1, 2048, 4, 1, 4, 16, 8, 2, blink::Output::kStore, false>",
-        "blink::push_gemv_int4<1, 2048, 8, 1, 1, 32, 16, 2, blink::Output::kStore, false>",
+        "blink::all_reduce_spread<blink::Bf16, float, 2, 4, 1>",
+        "blink::all_reduce_spread<float, blink::Bf16, 8, 8, 4>",
     ),
     "comm/pull_batch.cu": ("blink::pull_batch<256>",),
     "decode.cu": (

@@ -103,9 +103,3 @@ def draw(group: Group, shape: tuple[int, ...], dtype: torch.dtype, seed: int) ->
     """Return random numbers of each rank."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(dtype).to(device) for device in group.devices]
-
-
-def draw_same(group: Group, shape: tuple[int, ...], seed: int) -> list[Tensor]:
-    """Return random numbers that all ranks have."""
-    one = draw(group, shape, torch.bfloat16, seed)[0]
-    return [one.to(device) for device in group.devices]

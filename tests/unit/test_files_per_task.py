@@ -134,9 +134,7 @@ BUILT = [
         since=(
             "adapters/modules.py",
             "csrc/kernels/comm/all_reduce_spread.cu",
-            "csrc/kernels/comm/push.cuh",
             "engine/host_tier.py",
-            "kernels/gpu/comm/push.py",
             "kernels/gpu/comm/spread.py",
         ),
     ),

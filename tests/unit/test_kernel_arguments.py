@@ -72,7 +72,6 @@ OFFSETS = {
     "InvertArgs": "below 0 factor 8 out 16 matrices 24 end 32",
     "RankArgs": "boxes 0 lines 8 pieces 12 rank 16 size 20 op 24 end 32",
     "AllReduceArgs": "ranks 0 partial 32 norm 40 residual 48 out 56 count 64 width 68 eps 72 end 80",
-    "PushGemvArgs": "gemv 0 ranks 64 own_box 96 end 104",
     "TwoShotArgs": "ranks 0 partial 32 out 40 count 48 end 56",
     "JoinArgs": "ranks 0 part 32 out 40 starts 48 rows 56 end 64",
     "EndStepArgs": "ranks 0 failed 32 end 40",

@@ -21,7 +21,7 @@ from blink.region import layout
 from blink.region.native import lib
 
 CSRC = Path(blink.__file__).parent / "csrc"
-GOLDEN_DIGEST = 0xBBA1D062DCBE05B2
+GOLDEN_DIGEST = 0x9CFE4948ADCD5732
 
 
 def test_the_digest_is_the_recorded_one() -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 from torch import Tensor
 
 from blink.errors import StepFailedError
-from blink.formats.base import Weight
 from blink.region.layout import CONSTANTS
 
 
@@ -23,8 +22,6 @@ class RankLostError(StepFailedError):
 
 # Of the partial sum, the residual [rows, width] that is written, the norm's weights [width] and its epsilon: the norm.
 AddNorm = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-# Of x [rows, in], a weight [out, in] and a bias: what stands for the rank's partial sums, for add() or add_norm().
-Push = Callable[[Tensor, Weight, "Tensor | None"], Tensor]
 
 
 class Ranks(Protocol):
@@ -46,14 +43,6 @@ class Ranks(Protocol):
         """What adds that sum to the residual in one kernel with the RMS norm; None: there is no such kernel."""
         ...
 
-    @property
-    def push(self) -> Push | None:
-        """What multiplies with a weight and sends the results to all ranks; None: there is no such kernel.
-
-        The sum is asked for next, before anything else of the ranks and before anything writes the residual.
-        """
-        ...
-
     def join(self, part: Tensor) -> Tensor:
         """Return all ranks' parts one beside the other along the last dimension, where widths may differ.
 
@@ -68,7 +57,7 @@ class Ranks(Protocol):
 class _OneRank:
     """A group of one, which has all that it needs."""
 
-    rank, size, add_norm, push = 0, 1, None, None
+    rank, size, add_norm = 0, 1, None
 
     def add(self, partial: Tensor) -> Tensor:
         """Return what is no sum."""

@@ -78,19 +78,14 @@ class LayerPlan:
         }  # fmt: skip
         return {name: choice for name, choice in named.items() if choice is not None}
 
-    def share(self, *, pushes_output: bool = False, pushes_down: bool = False) -> LayerPlan:
-        """Return the plan where ranks share the layer: their results are partial, and an all-reduce adds them up.
+    def share(self) -> LayerPlan:
+        """Return the plan where ranks share the layer: their results are partial, and an all-reduce adds them up."""
 
-        pushes_output, pushes_down: whether these kernels send them to all ranks themselves.
-        """
+        def part(choice: Choice | None) -> Choice | None:
+            return None if choice is None else replace(choice, epilogue=Epilogue.PARTIAL)
 
-        def part(choice: Choice | None, *, pushes: bool = False) -> Choice | None:
-            epilogue = Epilogue.PUSHED if pushes else Epilogue.PARTIAL
-            return None if choice is None else replace(choice, epilogue=epilogue)
-
-        output = part(self.output, pushes=pushes_output)
-        assert output is not None
-        down, experts = part(self.down, pushes=pushes_down), part(self.experts)
+        output = replace(self.output, epilogue=Epilogue.PARTIAL)
+        down, experts = part(self.down), part(self.experts)
         return replace(self, output=output, down=down, experts=experts, all_reduce=_SUM_OF_RANKS)
 
 

@@ -39,7 +39,6 @@ class Epilogue(Enum):
 
     STORE = ""  # whoever reads them does the rest
     PARTIAL = "partial sums"  # to where the other ranks read them: an all-reduce adds them up
-    PUSHED = "partial sums pushed to all ranks"  # by the kernel itself, as it computes them
 
 
 def first_reason(reasons: Mapping[str, bool]) -> str | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from blink.formats.layouts import ExpertMatrices, Matrix
+from blink.formats.layouts import ExpertMatrices
 from blink.kernels import linear
 from blink.models.layers import LayerSpec
-from blink.plan.execution_plan import Choice
 from blink.plan.site import Bucket
 from blink.runner.planner import Option
 from blink.runner.sites import ModelSites
@@ -31,10 +30,6 @@ class CpuDevice:
     def fit(self, bucket: Bucket) -> CpuDevice:  # noqa: ARG002
         """Return the same."""
         return self
-
-    def pushes(self, choice: Choice, matrix: Matrix, bucket: Bucket) -> bool:  # noqa: ARG002
-        """Refuse: ranks read each other's tensors."""
-        return False
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:  # noqa: ARG002
         """Return the one for a layer's attention, or its recurrent rule."""

@@ -11,7 +11,6 @@ from blink.formats.schemes import FP8_ROW, INT4
 from blink.kernels.gpu.attention import decode as attention
 from blink.kernels.gpu.attention import heads
 from blink.kernels.gpu.attention import plan as attention_plan
-from blink.kernels.gpu.comm import push
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.gemm import bf16, few_rows, fused_gate_up, gemv, gguf_weight, measured, prefill_int4, quantized
 from blink.kernels.gpu.gemm import decode as gemm
@@ -90,10 +89,6 @@ class GpuDevice:
         """Return those for a size of step."""
         return fit_updates(self, bucket, (plan_writers, functools.partial(plan_writers, gate_up=Output.STORE)))
 
-    def pushes(self, choice: Choice, matrix: Matrix, bucket: Bucket) -> bool:  # noqa: ARG002
-        """Refuse: one rank has all."""
-        return False
-
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention, or for its recurrent rule."""
         recurrence = layer.mixer.recurrence
@@ -135,12 +130,6 @@ class RankDevice(GpuDevice):
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
         layout: (few_rows.GATED_GEMV, few_rows.GATED_GEMM, *kernels) for layout, kernels in _MANY_ROWS_GATED.items()
     }
-
-    def pushes(self, choice: Choice, matrix: Matrix, bucket: Bucket) -> bool:
-        """Tell whether a chosen kernel can send its partial sums to all ranks itself."""
-        if not push.HAS_RUN_ON_GPU or not bucket.decoding or choice.kernel != few_rows.GEMV.name:
-            return False
-        return push.refuses(matrix, bucket.tokens) is None
 
 
 def _offer_decode_attention(model: ModelSites, mixer: Attention | None, rows: int) -> Option:

@@ -16,7 +16,6 @@ from blink.kernels.rms_norm import add_norm, rms_norm
 from blink.kernels.router import choose_experts
 from blink.models.layer_weights import DenseWeights, LayerEnd, MlpBeside, MoeWeights
 from blink.plan.execution_plan import Choice, LayerPlan
-from blink.plan.site import Epilogue
 from blink.runner.matmul import linear
 from blink.runner.step import Step, cap_logits, take_last_tokens
 from blink.runner.stream import Stream, Then
@@ -192,9 +191,5 @@ class NormKernels(Stream):
         return self._step.ranks.add(partial)
 
     def _multiply(self, x: Tensor, weight: Weight, bias: Tensor | None, choice: Choice) -> Tensor:
-        if choice.epilogue is Epilogue.PUSHED:
-            push = self._step.ranks.push
-            assert push is not None and self._step.updates is None
-            return push(x, weight, bias)
         found, updates = self._step.kernels.matmuls[choice.kernel].multiply(x, weight, bias), self._step.updates
         return found if updates is None else updates.add(found, x, weight)

@@ -60,10 +60,6 @@ class Device(Protocol):
         """Return the kernels for a size of step."""
         ...
 
-    def pushes(self, choice: Choice, matrix: Matrix, bucket: Bucket) -> bool:
-        """Tell whether a chosen kernel can send its partial sums to all ranks itself."""
-        ...
-
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the kernels for a layer's attention."""
         ...
@@ -154,15 +150,7 @@ def _plan_layer(device: Device, model: ModelSites, layer: LayerSites, bucket: Bu
         router=multiply(layer.router),
         experts=None if layer.experts is None else choose(device.list_experts(layer.experts, bucket)),
     )
-    if model.spec.shard.size == 1:
-        return found
-
-    def pushes(choice: Choice | None, matrix: Matrix | None) -> bool:
-        return choice is not None and matrix is not None and device.pushes(choice, matrix, bucket)
-
-    # What an expert of all tokens computes is added to other experts' results first.
-    pushes_down = layer.experts is None and pushes(found.down, down)
-    return found.share(pushes_output=pushes(found.output, layer.output), pushes_down=pushes_down)
+    return found if model.spec.shard.size == 1 else found.share()
 
 
 def plan_model(device: Device, model: ModelSites, buckets: Iterable[Bucket]) -> ExecutionPlan:

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from blink.formats.layouts import ExpertMatrices, Layout, Matrix
+from blink.formats.layouts import ExpertMatrices, Layout
 from blink.kernels.gpu.lora import fused
 from blink.kernels.matmul import GatedMatmul
 from blink.models.layers import LayerSpec
-from blink.plan.execution_plan import Choice, NormStyle, StepPlan
+from blink.plan.execution_plan import NormStyle, StepPlan
 from blink.plan.site import Bucket
 from blink.runner.planner import Device, Option, PlanStyle, Refused
 from blink.runner.sites import ModelSites
@@ -47,10 +47,6 @@ class UpdatedDevice:
     def fit(self, bucket: Bucket) -> Device:  # noqa: ARG002
         """Return the same, which are of the size."""
         return self
-
-    def pushes(self, choice: Choice, matrix: Matrix, bucket: Bucket) -> bool:  # noqa: ARG002
-        """Refuse: updates are added first."""
-        return False
 
     def list_attentions(self, model: ModelSites, layer: LayerSpec, bucket: Bucket) -> Iterable[Option]:
         """List the device's."""

@@ -2,7 +2,7 @@
 // The arguments of the kernels by which the ranks of a tensor-parallel group exchange numbers, as args.h has others'.
 #pragma once
 
-#include "kernels/args.h"
+#include "region/fields.h"
 
 namespace blink {
 
@@ -28,14 +28,6 @@ struct AllReduceArgs {
   FIELD(int, count);            // numbers in all; the last row may be shorter
   FIELD(int, width);
   FIELD(float, eps);
-};
-
-// comm/push_gemv.cu
-struct PushGemvArgs {
-  FIELDS_OF(PushGemvArgs);
-  FIELD(GemvArgs, gemv);        // whose results are lines of the exchange
-  FIELD(RankArgs, ranks);       // op: number of the exchange for which they are sent
-  FIELD(const void*, own_box);  // of boxes, this rank's
 };
 
 // comm/two_shot.cu

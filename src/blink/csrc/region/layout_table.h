@@ -180,7 +180,7 @@ inline const std::string& layout_text() {
       t.structs<MoeGateArgs, MoeDownArgs, AttentionArgs, SampleArgs, PrefillGemmArgs, GateUpArgs, PromptArgs>();
       t.structs<DeltaDecodeArgs, InvertArgs, ConstrainArgs, ConstrainedRow, SampledRows, Graph, JsonWeight>();
       t.structs<DenseLayer, KeyGroup, DenseStep>();
-      t.structs<RankArgs, AllReduceArgs, PushGemvArgs, TwoShotArgs, JoinArgs, EndStepArgs, PullArgs, FollowerProgram>();
+      t.structs<RankArgs, AllReduceArgs, TwoShotArgs, JoinArgs, EndStepArgs, PullArgs, FollowerProgram>();
     });
     t.section("enums", [&] {
       t.enums<Opcode, PauseMode, Drop, Absent, CqeKind, Task, FinishReason, ServiceClass, EngineState, RejectCode,

@@ -84,7 +84,7 @@ class Exchange:
 class CpuRanks:
     """One rank's end of the group."""
 
-    add_norm = push = None
+    add_norm = None
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self.rank, self.size = rank, exchange.size

@@ -8,6 +8,11 @@
 
 namespace blink {
 
+template <class T>
+constexpr bool is_void = false;
+template <>
+constexpr bool is_void<void> = true;
+
 // The sum of all ranks' numbers of a line, rounded after each addition.
 template <class T>
 __device__ inline Pack<T> sum_line(Exchange& exchange, int line, Pack<T> own) {

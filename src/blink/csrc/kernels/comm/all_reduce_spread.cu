@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The all-reduce of few rows: a cluster of blocks has a row, and a thread a line of it or some. The bits of the sum are
-// those of all_reduce.cu; the sum of the norm is made in the same order on all ranks.
+// The all-reduce of few rows, with residual and norm: a cluster of blocks has a row, and a thread a line of it or some.
+// The bits of the sum are those of all_reduce.cu; the sum of the norm is made in the same order on all ranks.
 //
 // What no kernel of a step writes is loaded before the wait: the norm's weights, the boxes' addresses and the number
 // of the exchange. The numbers of a thread stay in its registers. All blocks of the grid run at once: each sends all
 // of its lines before it waits for any.
-//
-// kPushed: the kernel in front has sent this rank's numbers (push.cuh), and the poll of lines begins before any wait.
-// Kernels before that one may still run then, as each lets the next start before it waits itself. So nothing of theirs
-// may be read or overwritten:
-// - A line of the own rank says that its sender has waited, so that all kernels before the sender have ended. One of
-//   them wrote the residual, the all-reduce before. The residual is loaded after that line, and past the SM's cache.
-// - Other blocks of the sender may still read memory that is free after it, where `out` may lie. So the wait comes
-//   before what is written. It also keeps what the next kernel relies on: that all before this one have ended.
 #include "kernels/comm/exchange.cuh"
 #include "kernels/comm/packs.cuh"
 
@@ -63,17 +55,11 @@ union NormLine {
   } words;
   Norm values[Pack<T>::kCount];
 };
-template <class T>
-union NormLine<T, void> {  // there is none
-  struct Words {
-  } words;
-};
 
 // One thread's lines of a row: kLines, of which those that lie in the row count.
-template <class T, class Norm, int kRanks, int kCluster, int kLines, bool kPushed>
+template <class T, class Norm, int kRanks, int kCluster, int kLines>
 struct SpreadRow {
   using Line = NormLine<T, Norm>;
-  static constexpr bool kNorm = !is_void<Norm>;
   static constexpr int kOthers = kRanks - 1, kStep = kCluster * kSpreadThreads;
   static constexpr int kAtOnce = kOthers * kLines <= kMostPolled ? kLines : 1;
 
@@ -84,44 +70,27 @@ struct SpreadRow {
 #pragma unroll
     for (int i = 0; i < kOthers; i++) outboxes[i] = exchange.lines(exchange.other(i), exchange.rank()) + start;
     inbox = exchange.lines(exchange.rank(), 0) + start;
-    if constexpr (kNorm) {
 #pragma unroll
-      for (int i = 0; i < kLines; i++)
-        if (has(i)) norm[i] = static_cast<const typename Line::Words*>(args.norm)[at(i)];
-    }
+    for (int i = 0; i < kLines; i++)
+      if (has(i)) norm[i] = static_cast<const typename Line::Words*>(args.norm)[at(i)];
   }
 
   __device__ int at(int i) const { return place + i * kStep; }  // in the row
   __device__ bool has(int i) const { return at(i) < lines; }
 
-  // Behind the wait.
+  // After the wait.
   __device__ void load_and_send(const AllReduceArgs& args, const Exchange& exchange) {
 #pragma unroll
     for (int i = 0; i < kLines; i++)
       if (has(i)) own[i] = static_cast<const uint2*>(args.partial)[start + at(i)];
-    load_residual(args);
+#pragma unroll
+    for (int i = 0; i < kLines; i++)
+      if (has(i)) residual[i] = static_cast<const uint2*>(args.residual)[start + at(i)];
 #pragma unroll
     for (int i = 0; i < kLines; i++)
 #pragma unroll
       for (int to = 0; to < kOthers; to++)
         if (has(i)) store_line(outboxes[to] + at(i), own[i], exchange.number());
-  }
-
-  // Before the wait.
-  __device__ void receive_own(const AllReduceArgs& args, Exchange& exchange) {
-    uint2 found[kLines][1];
-    exchange.receive<1, kLines>(inbox, place, kStep, lines, [&](int) { return exchange.rank(); }, found);
-#pragma unroll
-    for (int i = 0; i < kLines; i++) own[i] = found[i][0];
-    load_residual(args);
-  }
-
-  __device__ void load_residual(const AllReduceArgs& args) {
-    if constexpr (kNorm) {
-#pragma unroll
-      for (int i = 0; i < kLines; i++)
-        if (has(i)) sums[i] = load_fresh(static_cast<const uint2*>(args.residual) + start + at(i));
-    }
   }
 
   // Add all ranks' numbers in their order, then the residual; return what the norm's sum gets.
@@ -130,18 +99,14 @@ struct SpreadRow {
 #pragma unroll
     for (int first = 0; first < kLines; first += kAtOnce) {
       uint2 parts[kAtOnce][kOthers];
-      exchange.receive<kOthers, kAtOnce>(
-          inbox, at(first), kStep, lines, [&](int i) { return exchange.other(i); }, parts);
+      exchange.receive<kOthers, kAtOnce>(inbox, at(first), kStep, lines, parts);
 #pragma unroll
       for (int i = first; i < first + kAtOnce; i++) {
         if (!has(i)) continue;
-        Pack<T> total = sum_ranks(parts[i - first], Pack<T>{own[i]}, exchange.rank());
-        if constexpr (kNorm) {
-          total = add(total, Pack<T>{sums[i]});
+        const Pack<T> total = add(sum_ranks(parts[i - first], Pack<T>{own[i]}, exchange.rank()), Pack<T>{residual[i]});
+        residual[i] = total.data;
 #pragma unroll
-          for (int j = 0; j < Pack<T>::kCount; j++) square_sum += to_float(total.values[j]) * to_float(total.values[j]);
-        }
-        sums[i] = total.data;
+        for (int j = 0; j < Pack<T>::kCount; j++) square_sum += to_float(total.values[j]) * to_float(total.values[j]);
       }
     }
     return square_sum;
@@ -159,18 +124,12 @@ struct SpreadRow {
     return total;
   }
 
-  // To the residual if a norm follows.
-  __device__ void write_sums(void* to) const {
-#pragma unroll
-    for (int i = 0; i < kLines; i++)
-      if (has(i)) static_cast<uint2*>(to)[start + at(i)] = sums[i];
-  }
-
-  __device__ void write_norm(const AllReduceArgs& args, float rate) const {
+  __device__ void write(const AllReduceArgs& args, float rate) const {
 #pragma unroll
     for (int i = 0; i < kLines; i++) {
       if (!has(i)) continue;
-      Pack<T> pack{sums[i]};
+      static_cast<uint2*>(args.residual)[start + at(i)] = residual[i];
+      Pack<T> pack{residual[i]};
       const Line weights{norm[i]};
 #pragma unroll
       for (int j = 0; j < Pack<T>::kCount; j++)
@@ -183,34 +142,27 @@ struct SpreadRow {
   uint4* outboxes[kOthers];
   const uint4* inbox;
   typename Line::Words norm[kLines];
-  uint2 own[kLines], sums[kLines];  // first the residual
+  uint2 own[kLines], residual[kLines];  // then the sum of both
 };
 
-template <class T, class Norm, int kRanks, int kCluster, int kLines, bool kPushed>
+template <class T, class Norm, int kRanks, int kCluster, int kLines>
 __device__ inline void reduce_row(const AllReduceArgs& args, SpreadShared<kCluster>& shared) {
   launch_dependents();
-  if constexpr (!is_void<Norm>) prepare(shared);
+  prepare(shared);
   Exchange exchange(args.ranks);
-  SpreadRow<T, Norm, kRanks, kCluster, kLines, kPushed> row(args, exchange);
-  if constexpr (kPushed) {
-    row.receive_own(args, exchange);
-  } else {
-    wait_for_prerequisites();
-    row.load_and_send(args, exchange);
-  }
-  float square_sum = row.receive_and_add(exchange);
-  if constexpr (!is_void<Norm>) square_sum = sum_over_cluster(square_sum, shared);
-  if constexpr (kPushed) wait_for_prerequisites();
-  row.write_sums(is_void<Norm> ? args.out : args.residual);
-  if constexpr (!is_void<Norm>) row.write_norm(args, rsqrtf(square_sum / args.width + args.eps));
+  SpreadRow<T, Norm, kRanks, kCluster, kLines> row(args, exchange);
+  wait_for_prerequisites();
+  row.load_and_send(args, exchange);
+  const float square_sum = sum_over_cluster(row.receive_and_add(exchange), shared);
+  row.write(args, rsqrtf(square_sum / args.width + args.eps));
 }
 
-// Grid: a cluster for each row, all of which run at once. Norm: what the norm's weights are, void for none. The width
-// is a multiple of a line's numbers.
-template <class T, class Norm, int kRanks, int kCluster, int kLines, bool kPushed>
+// Grid: a cluster for each row, all of which run at once. Norm: what the norm's weights are. The width is a multiple of
+// a line's numbers.
+template <class T, class Norm, int kRanks, int kCluster, int kLines>
 __global__ void __launch_bounds__(kSpreadThreads, 2) all_reduce_spread(const AllReduceArgs args) {
   __shared__ SpreadShared<kCluster> shared;
-  reduce_row<T, Norm, kRanks, kCluster, kLines, kPushed>(args, shared);
+  reduce_row<T, Norm, kRanks, kCluster, kLines>(args, shared);
 }
 
 }  // namespace blink

@@ -71,33 +71,32 @@ class Exchange {
     return make_uint2(found.x, found.z);
   }
 
-  // Wait for some lines of several ranks, which are polled together: kCount from `first` on that lie `step` apart, as
-  // far as there are so many. box: lines(rank(), 0); rank_of: says which ranks.
-  template <int kRanks, int kCount, class RankOf>
-  __device__ void receive(const uint4* box, int first, int step, int count, RankOf rank_of,
-                          uint2 (&data)[kCount][kRanks]) {
-    uint4 found[kCount][kRanks];
+  // Wait for some lines of each other rank, which are polled together: kCount from `first` on that lie `step` apart, as
+  // far as there are so many. box: lines(rank(), 0).
+  template <int kOthers, int kCount>
+  __device__ void receive(const uint4* box, int first, int step, int count, uint2 (&data)[kCount][kOthers]) {
+    uint4 found[kCount][kOthers];
     int missing = 0;
     await(missing, [&] {
       missing = -1;
 #pragma unroll
       for (int i = 0; i < kCount; i++)
 #pragma unroll
-        for (int from = 0; from < kRanks; from++)
+        for (int from = 0; from < kOthers; from++)
           if (first + i * step < count)
-            found[i][from] = load_line(box + long(rank_of(from)) * args_.lines + first + i * step);
+            found[i][from] = load_line(box + long(other(from)) * args_.lines + first + i * step);
 #pragma unroll
       for (int i = 0; i < kCount; i++)
 #pragma unroll
-        for (int from = 0; from < kRanks; from++)
+        for (int from = 0; from < kOthers; from++)
           if (first + i * step < count && (found[i][from].y != number_ || found[i][from].w != number_))
-            missing = rank_of(from);
+            missing = other(from);
       return missing < 0;
     });
 #pragma unroll
     for (int i = 0; i < kCount; i++)
 #pragma unroll
-      for (int from = 0; from < kRanks; from++) data[i][from] = make_uint2(found[i][from].x, found[i][from].z);
+      for (int from = 0; from < kOthers; from++) data[i][from] = make_uint2(found[i][from].x, found[i][from].z);
   }
 
   // What a rank stores in another's box in a phase of a large exchange of this parity.
@@ -138,7 +137,6 @@ class Exchange {
 
   __device__ void look(int awaited) {
     is_lost_ = words(args_.rank)->lost != 0;
-    if (awaited == args_.rank) return;  // its kernels in front still wait for others, each with a limit of its own
     const unsigned long long now = read_clock();
     if (begin_ == 0) begin_ = now;
     if (is_lost_ || now - begin_ < kRankTimeoutNs) return;

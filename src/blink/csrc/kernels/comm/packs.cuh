@@ -7,11 +7,6 @@
 
 namespace blink {
 
-template <class T>
-constexpr bool is_void = false;
-template <>
-constexpr bool is_void<void> = true;
-
 struct F16 {
   unsigned short bits;
 };

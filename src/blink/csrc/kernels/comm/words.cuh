@@ -22,13 +22,6 @@ __device__ inline uint4 load_line(const uint4* from) {
   return line;
 }
 
-// The same of data that another kernel has written, which may still run: from L2, where all SMs' stores are.
-__device__ inline uint2 load_fresh(const uint2* from) {
-  uint2 data;
-  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(data.x), "=r"(data.y) : "l"(from) : "memory");
-  return data;
-}
-
 __device__ inline void store_line(uint4* to, uint2 data, unsigned number) {
   asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(data.x), "r"(number), "r"(data.y),
                "r"(number)

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# The cuda packages choose their modules when imported, which pyright cannot follow.
-# pyright: reportAttributeAccessIssue=false
 """One GPU's end of a tensor-parallel group: csrc/kernels/comm/all_reduce.cu, and of few rows all_reduce_spread.cu.
 
 All ranks launch the same exchanges in the same order, each on its own GPU. A launch does not wait; the kernels do.
@@ -11,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from cuda.bindings import driver
 from torch import Tensor
 
-from blink.formats.base import Weight
 from blink.kernels.gpu.arguments import args
 from blink.kernels.gpu.comm import spread
 from blink.kernels.gpu.comm.boxes import DATA_BYTES, MOST_BLOCKS, Boxes, choose_one_shot, count_units
-from blink.kernels.gpu.comm.push import compile_push, find_spread, push_linear
 from blink.kernels.gpu.device import has_clusters
-from blink.kernels.gpu.gemm import gemv
 from blink.kernels.gpu.launch import compile_kernel, launch
 from blink.kernels.gpu.rms_norm import rms_norm
 
@@ -39,16 +33,12 @@ class GpuRanks:
         self.boxes, self._starts = boxes, tuple(starts)
         self._starts_there = torch.tensor(starts, dtype=torch.int32, device=boxes.devices[rank])
         self._num_exchanges = 0  # of the step that is enqueued
-        self._pushed: Tensor | None = None  # what push() has returned last, until the sum is asked for
-        self._alone: Tensor | None = None  # its values, if nothing is exchanged
         self.one_shot_bytes = choose_one_shot(self.size)
-        self.spreads_rows = spread.HAS_RUN_ON_GPU
+        self.spreads_rows = True  # few rows of a norm; tests compare that with a block a row
         self.is_alone = False  # nothing is exchanged, and sums are of one rank: for runs that load and time kernels
 
     def add(self, partial: Tensor) -> Tensor:
         """Return the sum of all ranks' partial results, in the order of ranks: the same bits on each."""
-        if partial.is_meta:
-            return self._reduce_pushed(partial, None, None, 0.0)
         partial = partial.contiguous()
         out = torch.empty_like(partial)
         if partial.nbytes > self.one_shot_bytes:
@@ -61,8 +51,6 @@ class GpuRanks:
     def add_norm(self, partial: Tensor, residual: Tensor, norm: Tensor, eps: float) -> Tensor:
         """Add that sum to the residual [rows, width] in place, and return its RMS norm; norm: the weights [width]."""
         assert residual.is_contiguous() and residual.shape == partial.shape and norm.shape == partial.shape[-1:]
-        if partial.is_meta:
-            return self._reduce_pushed(partial, residual, norm, eps)
         if partial.nbytes > self.one_shot_bytes:
             return rms_norm(self.add(partial), norm, eps, residual)
         partial, width = partial.contiguous(), partial.shape[-1]
@@ -70,18 +58,6 @@ class GpuRanks:
         out = torch.empty_like(partial)
         self._reduce(partial, out, width, norm=norm, residual=residual, eps=eps)
         return out
-
-    def push(self, x: Tensor, weight: Weight, bias: Tensor | None) -> Tensor:
-        """Send x @ weight.T + bias to all ranks, and return what stands for it: a tensor without memory."""
-        assert self._pushed is None
-        self._pushed = torch.empty(len(x), weight.shape[0], dtype=x.dtype, device="meta")
-        self._check_room(self._pushed.nbytes, self.boxes.lines)
-        if self.is_alone:
-            compile_push(x, weight, bias)
-            self._alone = gemv.linear(x, weight, bias)
-        else:
-            push_linear(x, weight, bias, self._describe(), self.boxes.memory[self.rank])
-        return self._pushed
 
     def join(self, part: Tensor) -> Tensor:
         """Return all ranks' columns of a matrix [rows, columns] on the first rank; on others no row."""
@@ -103,80 +79,44 @@ class GpuRanks:
         kernel = compile_kernel("blink::end_step<1>", _SOURCE)
         if not self.is_alone:
             launch(kernel, (1, 1), 1, args("EndStepArgs", ranks=self._describe(), failed=failed))
-        assert self._pushed is None
         self._num_exchanges = 0
 
     def _reduce(
         self, partial: Tensor, out: Tensor, width: int, *, norm: Tensor | None, residual: Tensor | None, eps: float
     ) -> None:
+        names = [_TYPES[partial.dtype], "void" if norm is None else _TYPES[norm.dtype]]
         rows = -(-partial.numel() // width)
         chosen = self._choose_spread(rows, partial, norm)
         if chosen is None:
-            names = _TYPES[partial.dtype], "void" if norm is None else _TYPES[norm.dtype]
             kernel = compile_kernel(f"blink::all_reduce<{', '.join(names)}>", _SOURCE)
+            blocks, threads, cluster = min(rows, MOST_BLOCKS), _THREADS, 1
         else:
-            kernel = self._compile_spread(chosen, partial, norm, is_pushed=False)
+            names += map(str, (self.size, chosen.cluster, chosen.lines))
+            kernel = compile_kernel(f"blink::all_reduce_spread<{', '.join(names)}>", "comm/all_reduce_spread.cu")
+            blocks, threads, cluster = rows * chosen.cluster, spread.THREADS, chosen.cluster
         self._check_room(partial.nbytes, self.boxes.lines)
         if self.is_alone or partial.numel() == 0:
             out.copy_(partial)
             return
-        arguments = self._pack(partial, out, width, norm=norm, residual=residual, eps=eps)
-        if chosen is None:
-            launch(kernel, (min(rows, MOST_BLOCKS), 1), _THREADS, arguments)
-        else:
-            launch(kernel, (rows * chosen.cluster, 1), spread.THREADS, arguments, cluster=chosen.cluster)
-
-    def _reduce_pushed(self, partial: Tensor, residual: Tensor | None, norm: Tensor | None, eps: float) -> Tensor:
-        """Add up what kernels have pushed. The kernel may start before the one that pushes ends."""
-        assert partial is self._pushed
-        rows, width = partial.shape
-        chosen = find_spread(rows, width)
-        assert chosen is not None
-        kernel = self._compile_spread(chosen, partial, norm, is_pushed=True)
-        alone, self._pushed, self._alone = self._alone, None, None
-        if alone is not None:
-            return alone
-        out = torch.empty(partial.shape, dtype=partial.dtype, device=self.boxes.devices[self.rank])
-        arguments = self._pack(None, out, width, norm=norm, residual=residual, eps=eps)
-        launch(kernel, (rows * chosen.cluster, 1), spread.THREADS, arguments, cluster=chosen.cluster)
-        return out
-
-    def _pack(
-        self,
-        partial: Tensor | None,
-        out: Tensor,
-        width: int,
-        *,
-        norm: Tensor | None,
-        residual: Tensor | None,
-        eps: float,
-    ) -> bytes:
-        return args(
+        arguments = args(
             "AllReduceArgs",
             ranks=self._next(),
             partial=partial,
             norm=norm,
             residual=residual,
             out=out,
-            count=out.numel(),
+            count=partial.numel(),
             width=width,
             eps=eps,
         )
+        launch(kernel, (blocks, 1), threads, arguments, cluster=cluster)
 
     def _choose_spread(self, rows: int, partial: Tensor, norm: Tensor | None) -> spread.Spread | None:
         """Return how rows are spread over clusters; None: a block has a row."""
         if norm is None or not self.spreads_rows or not has_clusters():
             return None
+        assert norm.data_ptr() % 16 == 0
         return spread.choose_spread(rows, partial.shape[-1] * partial.element_size() // DATA_BYTES)
-
-    def _compile_spread(
-        self, chosen: spread.Spread, partial: Tensor, norm: Tensor | None, *, is_pushed: bool
-    ) -> driver.CUfunction:
-        assert norm is None or norm.data_ptr() % 16 == 0
-        kind = "void" if norm is None else _TYPES[norm.dtype]
-        sizes = f"{self.size}, {chosen.cluster}, {chosen.lines}, {str(is_pushed).lower()}"
-        name = f"blink::all_reduce_spread<{_TYPES[partial.dtype]}, {kind}, {sizes}>"
-        return compile_kernel(name, "comm/all_reduce_spread.cu")
 
     def _reduce_parts(self, partial: Tensor, out: Tensor) -> None:
         kernel = compile_kernel(f"blink::two_shot<{_TYPES[partial.dtype]}>", "comm/two_shot.cu")

@@ -8,7 +8,6 @@ from typing import Final
 
 from blink.kernels.gpu.comm.boxes import MOST_BLOCKS
 
-HAS_RUN_ON_GPU: Final = False  # whether engines take it: tests and benchmarks/kernels/all_reduce.py switch it on
 THREADS: Final = 256  # csrc/kernels/comm/words.cuh: kSpreadThreads
 _MOST_BLOCKS = MOST_BLOCKS * 2  # of half as many threads, which run at once with all else
 _CLUSTERS = (2, 4, 8)

@@ -1,6 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-# The cuda packages choose their modules when imported, which pyright cannot follow.
-# pyright: reportAttributeAccessIssue=false
 """GEMMs of up to 8 rows with a weight, with what comes before and after them in a decoder layer."""
 
 from __future__ import annotations
@@ -9,7 +7,6 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from cuda.bindings import driver
 from torch import Tensor
 
 from blink.formats.base import Weight, matrix_of, parts_of
@@ -132,13 +129,6 @@ def refuses(matrix: Matrix, rows: int) -> str | None:
     return None if config is not None and config.tile <= matrix.n else f"a matrix of {matrix.n} x {matrix.k}"
 
 
-def outputs_of_blocks(matrix: Matrix, rows: int) -> tuple[int, int]:
-    """Return how many results of a row a cluster of blocks has, and each of its blocks writes."""
-    config, _ = _choose_config(matrix, rows)
-    assert config is not None
-    return config.tile, config.tile // config.cluster
-
-
 def describe(matrix: Matrix, rows: int) -> tuple[str, str]:
     """Return the kernel's name and its tiles, in words."""
     config, is_measured = _choose_config(matrix, rows)
@@ -166,44 +156,10 @@ def _launch(
     norm_weight: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
-    n = out.shape[1]
-    assert out.is_contiguous() and x.dtype == out.dtype and out.shape[0] == x.shape[0]
-    assert weight.shape[0] == (2 * n if output is Output.GATE else n)
-    prepared = prepare(output, x, weight, out, bias=bias, norm_weight=norm_weight, eps=eps)
-    prepared.launch(compile_kernel(prepared.name), prepared.arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A launch of a kernel."""
-
-    name: str
-    blocks: int
-    threads: int
-    cluster: int
-    shared_bytes: int
-    arguments: bytes  # GemvArgs
-
-    def launch(self, kernel: driver.CUfunction, arguments: bytes) -> None:
-        """Enqueue a kernel of these sizes."""
-        grid, cluster, shared_bytes = (self.blocks, 1), self.cluster, self.shared_bytes
-        launch(kernel, grid, self.threads, arguments, cluster=cluster, shared_bytes=shared_bytes)
-
-
-def prepare(
-    output: Output,
-    x: Tensor,
-    weight: Weight,
-    out: Tensor | None,
-    *,
-    bias: Tensor | None = None,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
-) -> Prepared:
-    """Choose the kernel of a GEMM, and pack what it is given; out: None if another epilogue takes the results."""
     rows, k = x.shape
-    n = weight.shape[0] // 2 if output is Output.GATE else weight.shape[0]
-    assert x.is_contiguous() and x.dtype == torch.bfloat16 and weight.shape[1] == k
+    n = out.shape[1]
+    assert x.is_contiguous() and out.is_contiguous() and x.dtype == out.dtype == torch.bfloat16
+    assert weight.shape == (2 * n if output is Output.GATE else n, k) and out.shape[0] == rows
     values, scales, groups = parts_of(weight)
     assert values.is_contiguous()
     arguments = args(
@@ -220,8 +176,14 @@ def prepare(
     )
     name, config, shared_bytes = _choose_kernel(output, weight, rows, norm_weight)
     outputs = config.tile // 2 if output is Output.GATE else config.tile
-    blocks = -(-n // outputs) * config.cluster
-    return Prepared(name, blocks, 32 * (config.warps + 1), config.cluster, shared_bytes, arguments)
+    launch(
+        compile_kernel(name),
+        (-(-n // outputs) * config.cluster, 1),
+        32 * (config.warps + 1),
+        arguments,
+        cluster=config.cluster,
+        shared_bytes=shared_bytes,
+    )
 
 
 def name_norm(weight: Tensor | None) -> str:
