@@ -115,8 +115,8 @@ class EngineConfig:
     max_queue_age: float = option(30.0, "seconds after which a waiting request goes before all classes and priorities")
     step_target_ms: float = option(
         0.0,
-        "longest time of a step that decodes and also takes prompt tokens; 0: 15/8 of the time of decoding alone, "
-        "or up to 8 times, if prompt tokens then cost least",
+        "longest time of a step that decodes and also takes prompt tokens; 0: 15/8 of the time of decoding alone "
+        "(CPU: 3/2), or up to 8 times, if prompt tokens then cost least",
     )
     urgent_tpot_target_ms: float = option(
         0.0, "time between tokens that latency-sensitive requests keep under best-effort load; 0: no target"

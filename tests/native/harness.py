@@ -68,7 +68,12 @@ class Harness:
         self.vocab_size = vocab_size
         name = f"test-{os.getpid()}-{next(_names)}"
         geometry = build_geometry(
-            config, max_model_len=max_model_len, vocab_size=vocab_size, num_blocks=num_blocks, log_entries=1 << 14
+            config,
+            max_model_len=max_model_len,
+            vocab_size=vocab_size,
+            num_blocks=num_blocks,
+            log_entries=1 << 14,
+            others={"patient_steps": overrides.get("patient_steps", 0)},
         )
         for field, value in overrides.items():
             geometry[field] = value

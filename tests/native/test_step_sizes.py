@@ -56,7 +56,8 @@ def test_a_prompt_takes_what_its_graph_holds_within_the_target(target_ms: float,
 
 
 @pytest.mark.parametrize(
-    ("patient_steps", "prompt", "tokens"), [(0, 256, 512), (16, 256, 48), (32, 256, 32), (32, 100, 16), (0, 100, 224)]
+    ("patient_steps", "prompt", "tokens"),
+    [(0, 256, 512), (16, 256, 48), (32, 256, 24), (32, 100, 16), (64, 100, 8), (64, 10, 8), (0, 100, 224)],
 )
 def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, prompt: int, tokens: int) -> None:
     """Prompt tokens that cost as much in small steps: without patience one step takes all that fit next to the rows."""
@@ -71,6 +72,18 @@ def test_a_patient_engine_spreads_prompts_over_many_steps(patient_steps: int, pr
         h.step(4)
         h.step(4)
         assert int(h.geometry["graphs"][int(h.batch[0]["graph"])]["tokens"]) == tokens
+
+
+@pytest.mark.parametrize(("patient_steps", "tokens"), [(64, 24), (0, 32)])
+def test_a_patient_engine_holds_decoding_up_by_half_at_most(patient_steps: int, tokens: int) -> None:
+    """Four rows decode in 4 ms: a step of 24 tokens takes 6 ms, one of 32 tokens 7 ms."""
+    with running(CONFIG, **SIZES, patient_steps=patient_steps) as h:
+        fill(h, mixed=lambda count: 3 + count / 8)
+        pair, inbox, _ = start_decoding(h)
+        fill(h, mixed=lambda count: 3 + count / 8 if count <= 32 else 10.0 * count)
+        submit(h, pair, prompt_of(40), max_tokens=2, cached=False)
+        assert run_step(h, pair, inbox) == 4
+        assert run_step(h, pair, inbox) == tokens
 
 
 def mixed_ms(tokens: int) -> float:

@@ -54,7 +54,7 @@ class CpuEngine(Engine):
     # A step of 2048 takes seconds on a CPU, for which every running sequence waits.
     default_step_tokens = default_pooling_tokens = 256
     # Prompt tokens cost as much in small steps: these keep the gaps between tokens short.
-    patient_steps = 32
+    patient_steps = 64
     default_segment_ms = 10.0
     cost_seconds = 0.02
     rank_timeout: ClassVar[float] = 30.0  # seconds that ranks wait for each other within a step

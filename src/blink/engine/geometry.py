@@ -70,13 +70,14 @@ def decode_graphs(max_num_seqs: int) -> list[tuple[int, int]]:
     return [(rows, rows) for rows in (*(rows for rows in steps if rows < max_num_seqs), max_num_seqs)]
 
 
-def mixed_graphs(max_num_batched_tokens: int, max_num_seqs: int) -> list[tuple[int, int]]:
+def mixed_graphs(max_num_batched_tokens: int, max_num_seqs: int, *, is_patient: bool = False) -> list[tuple[int, int]]:
     """Return the sizes of mixed graphs, by tokens: close where prompts ride along, by 1024 from 2048 on.
 
     On an H200 a graph of 96 or 112 tokens takes as long as one of 128, one of 288 as one of 320, one of 448 longer than
-    one of 512.
+    one of 512. is_patient: an engine's with patient_steps, which also takes smaller steps.
     """
-    steps = [*range(16, 96, 16), *range(128, 256, 32), 256, 320, 384, 512, 640, *range(768, 2048, 256)]
+    steps = [8, 16, 24] if is_patient else [16]
+    steps += [*range(32, 96, 16), *range(128, 256, 32), 256, 320, 384, 512, 640, *range(768, 2048, 256)]
     steps += range(2048, max_num_batched_tokens, 1024)
     sizes = [*(tokens for tokens in steps if tokens < max_num_batched_tokens), max_num_batched_tokens]
     return [(tokens, min(tokens, max_num_seqs)) for tokens in sizes]
@@ -176,7 +177,8 @@ def count_window_blocks(window: int, chunk: int, block_size: int) -> int:
 
 def _set_graphs(geometry: np.ndarray[Any, Any], config: EngineConfig, times: int) -> None:
     decode = decode_graphs(int(geometry["max_rows"]))
-    mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs)
+    is_patient = bool(geometry["patient_steps"])
+    mixed = mixed_graphs(config.max_num_batched_tokens, config.max_num_seqs, is_patient=is_patient)
     scoring = [] if geometry["vector_width"] else mixed
     plain = [*decode, *mixed, *scoring]
     graphs = plain * times

@@ -11,7 +11,7 @@ constexpr uint64_t kCheaper = 16;             // by more than one part of so man
 constexpr uint32_t kBurstSteps = 5;           // of the usual size: prompts that would take more are a burst
 constexpr uint32_t kPatientSteps = 6;         // in which the prompts that wait should be computed
 constexpr uint32_t kPatientUrgentSteps = 32;  // the same beside urgent sequences that have a target
-constexpr uint32_t kPatientChunk = 8;         // prompt tokens that a step of a patient engine takes at least
+constexpr uint32_t kPatientChunk = 4;         // prompt tokens that a step of a patient engine takes at least
 constexpr uint64_t kStepsPerBurst = 128;      // of which one may take all that waits
 constexpr uint64_t kBurstsAtOnce = 8;         // that may have been saved up
 
@@ -61,16 +61,16 @@ BLINK_RARE_FN uint32_t size_step(State& s, uint32_t rows, uint64_t kv_tokens, ui
   const Geometry& g = s.geometry;
   const uint64_t decoding = has_costs(s) ? held_up_ns(s, rows, kv_tokens) : 0;
   if (decoding == 0) return g.max_num_batched_tokens;
-  const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0,
-             has_bursts = g.step_target_ns == 0 && g.patient_steps == 0;
+  const bool is_bound = is_urgent && g.urgent_tpot_target_ns > 0, is_patient = g.patient_steps != 0,
+             has_bursts = g.step_target_ns == 0 && !is_patient;
   uint64_t target = g.step_target_ns;
-  const bool may_hold_up = waiting > 0 && g.patient_steps == 0;
-  if (target == 0) target = most(decoding * 15 / 8, may_hold_up ? cheapest_ns(s, rows, kv_tokens, decoding) : 0);
+  if (target == 0 && is_patient) target = decoding * 3 / 2;
+  if (target == 0) target = most(decoding * 15 / 8, waiting > 0 ? cheapest_ns(s, rows, kv_tokens, decoding) : 0);
   if (is_bound) target = least(target, g.urgent_tpot_target_ns);
-  const uint32_t least_chunk = g.patient_steps != 0 ? kPatientChunk : uint32_t(g.block_size);
+  const uint32_t least_chunk = is_patient ? kPatientChunk : uint32_t(g.block_size);
   const uint32_t usual = fit_graph(s, rows + least_chunk, kv_tokens, target);
   const bool is_burst = has_bursts && !is_bound && rows + ceil_div(waiting, kBurstSteps) > usual;
-  const uint32_t usually = g.patient_steps != 0 ? uint32_t(g.patient_steps) : kPatientSteps;
+  const uint32_t usually = is_patient ? uint32_t(g.patient_steps) : kPatientSteps;
   const uint32_t patience = is_bound ? most(kPatientUrgentSteps, usually) : usually;
   const uint32_t share = is_burst && take_burst(s) ? waiting : ceil_div(waiting, patience);
   return fit_graph(s, rows + most(least_chunk, share), kv_tokens, target);  // prompts always get ahead
