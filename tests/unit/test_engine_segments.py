@@ -212,5 +212,22 @@ def test_the_table_takes_what_was_measured_and_continues_its_line(engine: Steppe
     num_plain = int(geometry["first_scoring_graph"])
     assert len({graph for graph, *_ in asked}) < num_plain, "the budget ended before all were measured"
     assert abs(int(costs[0]["kv_ps"]) - 10**9) < 10**4
-    assert costs["num_segments"].tolist() == [1, 1, 2, 3, 4, 4, 5, 6, 6, *[1] * 6], "graphs of prompt logprobs are not cut"
+    assert costs["num_segments"].tolist() == [1, 1, 2, 3, 4, 4, 5, 6, 6, *[1] * 6], (
+        "graphs of prompt logprobs are not cut"
+    )
     assert not any(part.any() for part in (batch.header, batch.context_lens, batch.params, batch.block_tables))
+
+
+def test_a_short_budget_still_measures_what_more_tokens_take(engine: SteppedEngine) -> None:
+    geometry, asked = engine._geometry.copy(), set[int]()
+    sizes = graph_sizes(geometry)
+    batch = Batch.allocate(max_tokens=64, max_rows=4, num_slots=8, max_blocks=8, max_model_len=128)
+
+    def time_step(graph: int) -> float:
+        asked.add(graph)
+        return 0.1 * max(8, sizes[graph][0])
+
+    costs = measure_costs(geometry, batch, time_step, num_layers=LAYERS, budget=0.05)
+    assert [sizes[graph][0] for graph in sorted(asked)] == [1, 8, 24]
+    for cost, (tokens, _) in zip(costs, sizes, strict=True):
+        assert abs(int(cost["base_ns"]) / 1e9 - 0.1 * max(8, tokens)) < 1e-6

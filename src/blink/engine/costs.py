@@ -17,6 +17,7 @@ _MAX_SEGMENTS = 64
 _LONG_CONTEXT = 1024  # tokens of a row's context, for the cost of reading the KV cache
 _USUAL_CONTEXT = 512  # with which steps are cut into segments of equal time
 _LAYERS_OF_HEAD = 2  # that take about as long as the output matrix and sampling
+_FAR = 16  # tokens by which a graph is larger that is measured beyond the budget
 _SLACK = 1.5  # segments: a step is cut that takes longer than this
 TimeStep = Callable[[int], float]  # seconds that a step of this graph takes, as the batch describes it
 
@@ -26,7 +27,7 @@ def measure_costs(
 ) -> np.ndarray[Any, Any]:
     """Return the cost of each graph (dtype layout.GRAPH_COST) from steps of made-up rows; the batch is empty after it.
 
-    budget: seconds for each kind of graph; what is not measured by then is taken to grow as before.
+    budget: seconds for each kind of graph; of those that are not measured by then one is, and others lie on its line.
     """
     graphs, num_decode = list_graphs(geometry), int(geometry["num_decode_graphs"])
     sizes, first_scoring = graph_sizes(geometry), int(geometry["first_scoring_graph"])
@@ -76,22 +77,25 @@ def first_layer(segment: int, num_segments: int, num_layers: int) -> int:
 def _measure_kind(
     graphs: range, sizes: Sequence[tuple[int, int]], run: TimeStep, budget: float, points: list[tuple[int, float]]
 ) -> list[float]:
-    """Time graphs, ascending in size, while the budget lasts, then continue the line of the last two `points`.
+    """Time graphs, ascending in size, while the budget lasts, then a larger one; others lie on lines through `points`.
 
     points: tokens and seconds of what was measured; those of these graphs are added.
     """
-    spent = 0.0
-    seconds: list[float] = []
+    first, spent, least = len(points), 0.0, 0
     for index in graphs:
         tokens = sizes[index][0]
-        if not seconds or spent < budget:
-            points.append((tokens, run(index)))
-            spent += points[-1][1]
-            found = points[-1][1]
-        else:
-            found = points[-1][1] + _slope(points) * (tokens - points[-1][0])
-        seconds.append(max(found, seconds[-1] if seconds else 0.0))
-    return seconds
+        if tokens < least:
+            continue
+        points.append((tokens, run(index)))
+        spent += points[-1][1]
+        if spent >= budget:
+            if least > 0:
+                break
+            least = tokens + _FAR
+    known, slope = np.asarray(points[first:]), _slope(points)
+    wanted = np.asarray([sizes[index][0] for index in graphs])
+    beyond = np.maximum(wanted - known[-1, 0], 0)
+    return np.maximum.accumulate(np.interp(wanted, known[:, 0], known[:, 1]) + beyond * slope).tolist()
 
 
 def _slope(points: Sequence[tuple[int, float]]) -> float:
