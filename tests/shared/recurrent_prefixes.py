@@ -93,7 +93,7 @@ def check_many_at_once(path: Path, device: str, count: int) -> None:
     roots = [draw_tokens(rng, 100) for _ in range(3)]
     prompts = [rng.choice(roots)[: rng.randrange(1, 100)] + draw_tokens(rng, rng.randrange(1, 9)) for _ in range(count)]
     cold = run_cold(path, device, prompts, max_tokens)
-    sizes = {"max_model_len": 144, "num_gpu_blocks_override": 20}
+    sizes = {"max_model_len": 144, "num_gpu_blocks_override": 14}
     with start(path, device, **sizes) as llm:
         for _ in range(2):
             warm = generate(llm, prompts, max_tokens)
