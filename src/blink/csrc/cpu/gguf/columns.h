@@ -242,8 +242,7 @@ void for_tiles(const GgufRows& weight, uint32_t columns, float* out, const Work&
 }
 
 // Compute all products of a weight with rows of x: multiply<kRows>(16 rows of the weight, first of so many rows of x,
-// where their products go, how many of them are wanted). kRows, whose sums stay in registers, is
-// rows_together().
+// where their products go, how many of them are wanted). kRows is rows_together(): their sums stay in registers.
 template <class Format, uint32_t kMost, uint32_t kRows = 1, class Matmul, class Multiply>
 void multiply_tiles(const Matmul& p, const Multiply& multiply) {
   if constexpr (kRows < kMost) {
