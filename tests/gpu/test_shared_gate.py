@@ -35,9 +35,8 @@ def test_rows_are_scaled_by_their_gates(
 @pytest.mark.parametrize("gates", [True, False], ids=["gate", "plain"])
 @pytest.mark.parametrize(("rows", "hidden"), [(1, 2048), (3, 48), (7, 1000)])
 def test_the_expert_of_all_tokens_is_added_as_pytorch_adds_it(
-    device: torch.device, rows: int, hidden: int, gates: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    device: torch.device, rows: int, hidden: int, gates: bool, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(shared_gate, "ADDS_IN_ONE", True)
     generator = torch.Generator().manual_seed(rows)
     found, same, x = (torch.randn(rows, hidden, generator=generator).to(dtype) for _ in range(3))
     gate = (torch.randn(hidden, generator=generator) / hidden**0.5).to(dtype) if gates else None

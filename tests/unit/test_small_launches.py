@@ -19,7 +19,7 @@ import launch_traces
 from blink.kernels.batch import Batch
 from blink.kernels.gpu import autotuner, pdl
 from blink.kernels.gpu.latent import store
-from blink.kernels.gpu.moe import router, shared_gate
+from blink.kernels.gpu.moe import router
 from blink.plan.site import Bucket
 from blink.runner.run import Runner
 from launch_trace import pretended_gpu
@@ -80,7 +80,6 @@ def test_a_layer_launches_few_kernels_of_which_none_is_pytorchs(monkeypatch: pyt
     monkeypatch.setattr(autotuner, "compute", take_few)
     monkeypatch.setattr(store, "MOST_TOKENS", 8)
     monkeypatch.setattr(router, "MOST_FUSED_ROWS", 8)
-    monkeypatch.setattr(shared_gate, "ADDS_IN_ONE", True)
     shared = ["gemv", "gemv", "_add"]
     attention = ["_norm", "gemv", "_norm", "gemv", "_absorb_turn_and_store", "attend_latents"]
     assert list_layer(monkeypatch) == [
@@ -99,7 +98,7 @@ def test_a_layer_launches_more_without_them(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(store, "MOST_TOKENS", 0)
     monkeypatch.setattr(router, "MOST_FUSED_ROWS", 0)
     router_kernels = ["to", "linear", "_choose"]
-    shared = ["linear", "_activate", "linear", "add_"]
+    shared = ["linear", "_activate", "linear", "_add"]
     attention = ["_norm", "linear", "_norm", "linear", "bmm", "_turn_and_store", "attend_latents"]
     assert list_layer(monkeypatch) == ["bmm", "linear", "_norm", *router_kernels, *EXPERTS, *shared, *attention]
 

@@ -9,9 +9,6 @@ import triton.language as tl
 from torch import Tensor
 
 from blink.kernels.gpu.pdl import launch_options, overlap, start_pdl
-from blink.kernels.shared_expert import add_shared_expert
-
-ADDS_IN_ONE = False  # whether add_shared() is taken, where PyTorch has up to four kernels; until timed on a GPU
 
 
 def scale_by_gate(inner: Tensor, x: Tensor, norm_weight: Tensor, eps: float, gate: Tensor) -> None:
@@ -56,8 +53,6 @@ def _scale(
 
 def add_shared(found: Tensor, same: Tensor, x: Tensor, gate: Tensor | None) -> Tensor:
     """Compute kernels/shared_expert.py's sum in place."""
-    if not ADDS_IN_ONE:
-        return add_shared_expert(found, same, x, gate)
     (rows, hidden), gates = found.shape, gate is not None
     assert found.is_contiguous() and same.is_contiguous() and x.is_contiguous() and same.shape == x.shape == found.shape
     _add[(rows,)](
