@@ -97,6 +97,7 @@ def test_ranks_take_kernels_of_few_rows_without_norms(many: str) -> None:
     assert not any("few rows" in name or "GEMV" in name for name in kernels[512].values())
     assert {found.norms for found in plans.values()} == {NormStyle.KERNEL}
     assert plans[8].head.kernel == "GEMM of few rows"
+    assert (plan(expected_sites(first, 16), 2).layers[0].qkv.kernel == "GEMV") == (scheme is None)
 
 
 def test_each_encoding_has_its_own_bounds() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blink.formats.base import Weight, matrix_of
 from blink.formats.layouts import Matrix
+from blink.formats.schemes import FormatId
 from blink.kernels.gpu.device import has_clusters
 from blink.kernels.gpu.gemm import decode as gemm
 from blink.kernels.gpu.gemm import gemv, quantized
@@ -21,12 +22,18 @@ from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.plan.site import first_reason
 
-_GEMV_ROWS = 2  # of more, GEMMs are faster: as on one GPU, where each computes the norm too
+_GEMV_ROWS, _FP8_GEMV_ROWS = 2, 1  # of more, GEMMs are faster
 _GEMM_ROWS = 64  # not measured above
 
 
+def _most_gemv_rows(matrix: Matrix, rows: int) -> int:
+    is_fp8 = gemm.refuses(matrix, rows) is None and gemm.order_for(matrix, rows) is FormatId.FP8
+    return _FP8_GEMV_ROWS if is_fp8 else _GEMV_ROWS
+
+
 def _refuses_gemv(matrix: Matrix, rows: int) -> str | None:
-    reasons = {f"more than {_GEMV_ROWS} rows": rows > _GEMV_ROWS, "no Hopper": not has_clusters()}
+    most = _most_gemv_rows(matrix, rows)
+    reasons = {f"more than {most} row{'s' * (most > 1)}": rows > most, "no Hopper": not has_clusters()}
     return first_reason(reasons) or gemv.refuses(matrix, rows)
 
 
