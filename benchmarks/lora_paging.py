@@ -3,7 +3,8 @@
 
 The engine has twice as many adapters as slots. Adapters are random, of all matrices of attention and MLP, and of a
 model with Llama's names. Their requests come one at a time: again for the same adapter, then for the one whose last
-use lies back furthest.
+use lies back furthest. With --stopped, requests of the model and of all adapters then come at once, again and again,
+while the engine's process runs and while it is stopped.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,16 +23,19 @@ import torch
 from dummy_engine import make_config
 from engine_client import time_first_token
 from safetensors.torch import save_file
-from tensor_parallel import run_process
+from tensor_parallel import run_process, stopped
 
 from blink.adapters.protocol import ask_load
 from blink.config import EngineConfig, ModelConfig
 from blink.link.client import EngineClient
-from blink.link.queue_pair import KvOrigin, ModelVariant
+from blink.link.queue_pair import KvOrigin
+from blink.link.variant import BASE_MODEL, ModelVariant
 from blink.lora_config import LoraConfig
+from blink.region.layout import CqeKind
 from blink.sampling_params import SamplingParams
 
 _SLOTS = 2
+_TOKENS = 128  # of an answer next to a stopped engine
 
 
 def list_shapes(config: dict[str, int]) -> Iterator[tuple[str, int, int]]:
@@ -66,6 +71,33 @@ def first_token(client: EngineClient, prompt: np.ndarray, variant: ModelVariant)
     return time_first_token(client, lambda: client.submit(prompt, params, seed=0, origin=KvOrigin(variant=variant)))
 
 
+def decode_for(seconds: float, client: EngineClient, prompt: np.ndarray, variants: list[ModelVariant]) -> float:
+    """Decode a sequence of each variant, all at once, again and again; return the median TPOT in milliseconds."""
+    params = SamplingParams(max_tokens=_TOKENS, ignore_eos=True, temperature=0.0)
+    end, found = time.monotonic() + seconds, list[float]()
+    while time.monotonic() < end:
+        times: dict[int, list[int]] = {
+            client.submit(prompt, params, seed=0, origin=KvOrigin(variant=each)): [] for each in variants
+        }
+        while any(len(each) < _TOKENS for each in times.values()):
+            client.tick()
+            for one in client.drain():
+                if one["kind"] == CqeKind.TOKEN:
+                    times[int(one["sequence"])].append(int(one["time_ns"]))
+        found += ((each[-1] - each[0]) / (_TOKENS - 1) / 1e6 for each in times.values())
+    return statistics.median(found)
+
+
+def watch_stopped(
+    client: EngineClient, process: int, prompt: np.ndarray, variants: list[ModelVariant], seconds: float
+) -> None:
+    """Print the TPOT p50 while the engine's process runs, and while it is stopped."""
+    alone = decode_for(seconds, client, prompt, variants)
+    with stopped(process):
+        held = decode_for(seconds, client, prompt, variants)
+    print(f"TPOT p50 {alone:.3f} ms, with a stopped engine process {held:.3f} ms, ratio {held / alone:.4f}")
+
+
 def make_engine_config(options: argparse.Namespace) -> EngineConfig:
     """Return an engine with more adapters than slots."""
     model = ModelConfig(model=str(options.model), load_format="dummy", max_model_len=1024)
@@ -82,11 +114,12 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--stopped", type=float, default=0, help="seconds to stop the engine's process for; 0: not")
     options = parser.parse_args()
     config = make_engine_config(options)
     shapes = list(list_shapes(json.loads((options.model / "config.json").read_text())))
     prompt = np.random.default_rng(0).integers(10, 1000, options.prompt_tokens).astype(np.int32)
-    with tempfile.TemporaryDirectory() as folder, run_process(config) as (client, _):
+    with tempfile.TemporaryDirectory() as folder, run_process(config) as (client, process):
         paths = [write_adapter(Path(folder, str(seed)), shapes, options.rank, seed) for seed in range(2 * _SLOTS)]
         held = [ask_load(config.region, str(path)) for path in paths]
         adapters = [each.variant for each in held]
@@ -96,6 +129,8 @@ def main() -> None:
         for turn in range(options.repeats):
             for name in times:
                 times[name].append(first_token(client, prompt, adapters[turn % len(adapters)]))
+        if options.stopped:
+            watch_stopped(client, process, prompt, [BASE_MODEL, *adapters], options.stopped)
     size = sum((rows + columns) * options.rank * 2 for _, rows, columns in shapes) / 1e6
     print(f"adapters of {size:.0f} MB in 16 bits")
     for name, each in times.items():

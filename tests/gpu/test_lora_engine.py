@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +112,17 @@ def decode(client: EngineClient, variants: list[ModelVariant]) -> list[list[int]
     return list(tokens.values())
 
 
+def decode_alone(client: EngineClient, variants: list[ModelVariant]) -> list[list[int]]:
+    """Return the tokens of one sequence of each variant, one after the other."""
+    return [decode(client, [each])[0] for each in variants]
+
+
+# In 16 bits, a row's bits depend on whether another one of its step has an adapter.
+@pytest.mark.parametrize(("dtype", "decode"), [("float32", decode), ("bfloat16", decode_alone)])
 @pytest.mark.parametrize("num_adapters", [2, 5])
-def test_adapters_serve_while_the_host_process_is_stopped(num_adapters: int, tmp_path: Path) -> None:
+def test_adapters_serve_while_the_host_process_is_stopped(
+    num_adapters: int, dtype: str, decode: Callable[..., list[list[int]]], tmp_path: Path
+) -> None:
     sizes: dict[str, Any] = CONFIG
     hidden, kv_size = sizes["hidden_size"], sizes["num_key_value_heads"] * sizes["head_dim"]
     shapes = {"q_proj": (hidden, hidden), "v_proj": (kv_size, hidden)}
@@ -124,8 +133,7 @@ def test_adapters_serve_while_the_host_process_is_stopped(num_adapters: int, tmp
     }
     paths = [write_adapter(tmp_path / f"adapter-{seed}", targets, seed=seed) for seed in range(num_adapters)]
     flags = ["--num-gpu-blocks-override=4096", "--max-num-seqs=16", "--enable-lora", "--max-loras=2"]
-    flags.append("--dtype=float32")  # in 16 bits, a row's bits depend on whether another one of its step has an adapter
-    flags.append(f"--max-cpu-loras={num_adapters}")
+    flags += [f"--dtype={dtype}", f"--max-cpu-loras={num_adapters}"]
     with run_engine_process(tmp_path, *flags) as (process, region):
         client = connect(region, process)
         held = [ask_load(region, str(path)) for path in paths]
