@@ -20,7 +20,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from blink import LLM
-from blink.engine import gpu_weights
 
 _TIMES = 3
 
@@ -64,7 +63,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0, help="so many of the model's; 0: all")
     parser.add_argument("--device", default="auto")
     asked = parser.parse_args()
-    gpu_weights.TAKES_WEIGHTS = True
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         write_weights(folder, asked.config, asked.layers)
