@@ -15,12 +15,13 @@ import tempfile
 import time
 from pathlib import Path
 
+_LAYERS = 28
 CONFIG = {
     "model_type": "qwen3",
     "vocab_size": 151669,
     "hidden_size": 1024,
     "intermediate_size": 3072,
-    "num_hidden_layers": 28,
+    "num_hidden_layers": _LAYERS,
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -37,10 +38,9 @@ SHAPES = [(1024, (16 + 2 * 8) * 128), (16 * 128, 1024), (1024, 2 * 3072), (3072,
 
 def count_operations(lengths: list[int]) -> float:
     """Return the operations of embedding texts of these numbers of tokens."""
-    layers = CONFIG["num_hidden_layers"]
     matrices = 2 * sum(lengths) * sum(rows * columns for rows, columns in SHAPES)
     attention = sum(2 * 2 * length * (length + 1) / 2 * _HEADS * _DIM for length in lengths)
-    return layers * (matrices + attention)
+    return _LAYERS * (matrices + attention)
 
 
 def measure_matrices(device: str, tokens: int, repeats: int) -> float:

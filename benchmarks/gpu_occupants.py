@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+# The cuda packages choose their modules when imported, which pyright cannot follow.
+# pyright: reportAttributeAccessIssue=false
 """What may be resident on a GPU without a server, each in a process of its own: what such a thing takes is measured.
 
 A context; a kernel of one thread that waits, asleep or spinning; a kernel that reads memory as fast as it comes.

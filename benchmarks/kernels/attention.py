@@ -101,7 +101,7 @@ def time_graph(run: Callable[[], None]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    times: list[float] = triton.testing.do_bench(graph.replay, warmup=20, rep=80, return_mode="all")  # milliseconds
+    times: list[float] = triton.testing.do_bench(graph.replay, warmup=20, rep=80, return_mode="all")  # pyright: ignore[reportAssignmentType]
     return statistics.median(times) * 1e3
 
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 import blink.models
+from blink.formats.base import Weight
 from blink.kernels.activation import activate
 from blink.kernels.attention import paged_attention, plan_attention
 from blink.kernels.batch import Batch, Header
@@ -36,6 +39,7 @@ from blink.kernels.rms_norm import rms_norm
 from blink.kernels.rotary import rotate_and_store
 from blink.models.decoder import Decoder
 from blink.models.layer_weights import DenseWeights, LayerWeights, MoeWeights
+from blink.models.layers import Attention
 from blink.models.mlps import MoeMlp
 from blink.models.spec import ModelSpec
 from blink.models.weights.source import read_spec
@@ -49,7 +53,7 @@ BLOCK_SIZE = 16
 BANDWIDTH = 4.5e6  # bytes per us that reads reach on an H200
 _REPLAYS_AT_ONCE = 50  # that the host is ahead of the GPU
 Run = Callable[[], object]
-Product = Callable[[Tensor], object]  # with a weight
+Product = Callable[[Weight], object]
 
 
 def draw(*shape: int) -> Tensor:
@@ -65,8 +69,15 @@ def make_mlp(spec: ModelSpec) -> DenseWeights | MoeWeights:
     return MoeWeights(mlp, draw(count, hidden), draw(count, 2 * size, hidden), draw(count, hidden, size))
 
 
+def attention_of(spec: ModelSpec) -> Attention:
+    """Return a model's attention, which all layers have alike."""
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, Attention), "models with recurrent layers have a benchmark of their own"
+    return mixer
+
+
 def make_layer(spec: ModelSpec) -> LayerWeights:
-    hidden, attention = spec.hidden_size, spec.layers[0].mixer
+    hidden, attention = spec.hidden_size, attention_of(spec)
     has_norm, head_dim = attention.qk_norm == "head", attention.head_dim
     return LayerWeights(
         attention_norm=1 + draw(hidden),
@@ -122,14 +133,16 @@ class Case:
     @property
     def step_bytes(self) -> int:
         matrices = [m for layer in self.model.layers for m in (layer.qkv, layer.output, *mlp_weights(layer))]
-        return sum(m.numel() for m in [*matrices, self.model.lm_head]) * 2 + self.kv_bytes * len(self.model.layers)
+        return sum(math.prod(m.shape) for m in [*matrices, self.model.lm_head]) * 2 + self.kv_bytes * len(
+            self.model.layers
+        )
 
     @property
     def kv_bytes(self) -> int:
-        return self.rows * self.context * self.model.spec.layers[0].mixer.kv_size * 2 * 2
+        return self.rows * self.context * attention_of(self.model.spec).kv_size * 2 * 2
 
 
-def mlp_weights(layer: LayerWeights) -> tuple[Tensor, Tensor]:
+def mlp_weights(layer: LayerWeights) -> tuple[Weight, Weight]:
     assert isinstance(layer.mlp, DenseWeights)
     return layer.mlp.gate_up, layer.mlp.down
 
@@ -214,7 +227,7 @@ Part = tuple[str, int, Run, Run]  # name, bytes, and chains over all layers with
 
 
 def attention_part(case: Case) -> Part:
-    model, batch, rows, attention = case.model, case.batch, case.rows, case.model.spec.layers[0].mixer
+    model, batch, rows, attention = case.model, case.batch, case.rows, attention_of(case.model.spec)
     qkv, rotation = draw(rows, attention.q_size + 2 * attention.kv_size), model.table[batch.positions]
 
     def attend_before() -> None:
@@ -231,15 +244,15 @@ def attention_part(case: Case) -> Part:
 def gemm_parts(case: Case) -> Iterator[Part]:
     model, spec, rows, eps = case.model, case.model.spec, case.rows, case.model.spec.rms_norm_eps
     x, residual, norm = draw(rows, spec.hidden_size), draw(rows, spec.hidden_size), model.norm
-    attended, act = draw(rows, spec.layers[0].mixer.q_size), draw(rows, spec.layers[0].mlp.size)
+    attended, act = draw(rows, attention_of(spec).q_size), draw(rows, spec.layers[0].mlp.size)
     tokens = bucket_rows(rows, plain=True)
     _, normed = gemm.embed(case.batch.input_ids[:rows], model.embedding, norm, tokens=tokens)
 
-    def part(name: str, weight: Callable[[LayerWeights], Tensor], before: Product, few: Product, many: Product) -> Part:
+    def part(name: str, weight: Callable[[LayerWeights], Weight], before: Product, few: Product, many: Product) -> Part:
         def chain(product: Product) -> Run:
             return each_layer(case, lambda layer, _: product(weight(layer)))
 
-        num_bytes = weight(model.layers[0]).numel() * 2
+        num_bytes = math.prod(weight(model.layers[0]).shape) * 2
         return name, num_bytes, chain(before), chain(few if rows <= gpu_device.MAX_GEMV_ROWS else many)
 
     yield part(
@@ -269,7 +282,7 @@ def gemm_parts(case: Case) -> Iterator[Part]:
 def without_overlap(run: Run) -> float:
     """Time a chain whose kernels start only when the one in front has ended."""
 
-    def launch_alone(*args: object, **options: object) -> None:
+    def launch_alone(*args: Any, **options: Any) -> None:
         launch(*args, **options, pdl=False)
 
     gemv.launch = gemm.launch = gemm_kernel.launch = decode_attention_module.launch = launch_alone

@@ -25,7 +25,7 @@ def main() -> None:
             ("activate", lambda gate_up=gate_up: activate(gate_up), gate_up.nbytes * 3 // 2),
         )
         for name, call, num_bytes in cases:
-            median = 1000 * triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median")
+            median = 1000 * float(triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median"))  # pyright: ignore[reportArgumentType]
             print(f"{name:10} {num_tokens:6} {median:8.2f} {num_bytes / _BYTES_PER_US:8.2f}")
 
 

@@ -55,10 +55,10 @@ def main() -> None:
 
 
 def _measure(logits: Tensor, batch: Batch, group: str) -> float:
-    options = {} if group == "default" else {"group": sampling.Group[group.upper()]}
+    wanted = None if group == "default" else sampling.Group[group.upper()]
 
     def call() -> None:
-        sampling.sample(logits, batch, logits.shape[0], **options)
+        sampling.sample(logits, batch, logits.shape[0], wanted)
 
     return 1000 * float(triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median"))  # pyright: ignore[reportArgumentType]
 

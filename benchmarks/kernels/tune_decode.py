@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decode_layer import Case, Model, capture_graph, time_graph, time_under_load
+from decode_layer import Case, Model, attention_of, capture_graph, time_graph, time_under_load
 from torch import Tensor
 
 import blink.models
@@ -78,7 +78,7 @@ def list_candidates(spec: ModelSpec, rows: int) -> Candidates:
         tile_configs.gemm_key(output, tokens, n, k): list(map(to_list, tile_configs.list_gemm_configs(output, tokens)))
         for output, n, k in list_gemms(spec)
     }
-    attention = spec.layers[0].mixer
+    attention = attention_of(spec)
     attention_configs = map(to_list, tile_configs.list_attention_configs(attention.group, attention.head_dim))
     return found | {tile_configs.attention_key(rows * attention.kv_heads, attention.group): list(attention_configs)}
 

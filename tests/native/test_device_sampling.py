@@ -121,7 +121,9 @@ def device(library: ctypes.CDLL, request: pytest.FixtureRequest) -> Device:
     return Device(library, request.param)
 
 
-@pytest.mark.parametrize("dtype", _TYPES, ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float32, pytest.param(torch.float16, marks=pytest.mark.long)], ids=str
+)
 def test_random_rows_give_the_oracles_tokens_and_logprobs(device: Device, dtype: torch.dtype) -> None:
     for seed in {torch.float32: (1, 1037), torch.bfloat16: (0, 2), torch.float16: (4,)}[dtype]:
         check_rows(device.sample, seed, dtype, count=6, is_exact=False)
