@@ -26,7 +26,7 @@ from blink.runner.gpu_device import GpuDevice, RankDevice
 
 pytestmark = pytest.mark.skipif(not has_clusters() or not has_warpgroups(), reason="needs Hopper")
 DEVICE = RankDevice()
-MOST_GEMV_ROWS = {"bf16": 2, "fp8": 1}
+MOST_RANK_GEMV_ROWS = {"bf16": 2, "fp8": 1}
 
 
 def draw(kind: str, n: int, k: int) -> tuple[object, Tensor]:
@@ -57,9 +57,10 @@ def test_each_kernel_that_takes_a_gemm_computes_it(kind: str, rows: int, n: int,
     x, bias = torch.randn(rows, k, device="cuda").bfloat16(), torch.randn(n, device="cuda").bfloat16()
     matrix = matrix_of(weight)  # pyright: ignore[reportArgumentType]
     taken = [one for one in DEVICE.matmuls[matrix.layout] if one.refuses(matrix, rows) is None]
-    assert (taken[0] is few_rows.GEMV) == (rows <= MOST_GEMV_ROWS[kind])
+    assert (taken[0] is few_rows.RANK_GEMV) == (rows <= MOST_RANK_GEMV_ROWS[kind])
+    assert (few_rows.GEMV.refuses(matrix, rows) is None) == (rows <= 2)
     assert len(taken) > (kind == "bf16" or rows <= 32)
-    for one in taken:
+    for one in [few_rows.GEMV, *taken] if rows <= 2 else taken:
         expected = (round_to_fp8(x) if one is quantized.FP8_ROWS else x.float()) @ exact.T
         assert_near(one.multiply(x, weight, None), expected)
         assert_near(one.multiply(x, weight, bias), expected + bias.float())
@@ -73,7 +74,8 @@ def test_gated_gemms_have_the_activation(kind: str, rows: int) -> None:
     x = torch.randn(rows, 4096, device="cuda").bfloat16()
     matrix = matrix_of(weight)  # pyright: ignore[reportArgumentType]
     taken = [one for one in (few_rows.GATED_GEMV, few_rows.GATED_GEMM) if one.refuses(matrix, rows) is None]
-    assert len(taken) == 1 + (rows <= MOST_GEMV_ROWS[kind])
+    assert len(taken) == (2 if rows <= 2 else 1)
+    assert (few_rows.GATED_RANK_GEMV.refuses(matrix, rows) is None) == (rows <= MOST_RANK_GEMV_ROWS[kind])
     for one in taken:
         assert_near(one.multiply(x, weight), activate(x.float() @ exact.T, "silu"))
 

@@ -87,17 +87,17 @@ def test_the_style_follows_the_number_of_rows(name: str) -> None:
 def test_ranks_take_kernels_of_few_rows_without_norms(many: str) -> None:
     scheme = FP8_ROWS if many == "decode GEMM" else None
     first, _ = replace(read_spec(_CONFIGS / "llama-3-8b"), quantization=scheme).split(2)
-    plans = {rows: plan(expected_sites(first, 16), rows) for rows in (1, 8, 32, 512)}
+    plans = {rows: plan(expected_sites(first, 16), rows) for rows in (1, 2, 8, 32, 512)}
     kernels = {
         rows: {name: one.kernel for name, one in found.layers[0].choices.items()} for rows, found in plans.items()
     }
     assert {kernels[1][name] for name in ("qkv", "o_proj", "down")} == {"GEMV"}
+    assert (kernels[2]["qkv"] == "GEMV") == (scheme is None)
     assert {kernels[rows][name] for rows in (8, 32) for name in ("qkv", "o_proj", "down")} == {many}
     assert [kernels[rows]["gate_up"] for rows in (1, 8)] == ["GEMV with SiLU", "GEMM of few rows with SiLU"]
     assert not any("few rows" in name or "GEMV" in name for name in kernels[512].values())
     assert {found.norms for found in plans.values()} == {NormStyle.KERNEL}
     assert plans[8].head.kernel == "GEMM of few rows"
-    assert (plan(expected_sites(first, 16), 2).layers[0].qkv.kernel == "GEMV") == (scheme is None)
 
 
 def test_each_encoding_has_its_own_bounds() -> None:

@@ -123,12 +123,13 @@ class RankDevice(GpuDevice):
     """Lists those of ranks that share layers: an all-reduce adds up what GEMMs compute, and has the norm."""
 
     matmuls: Mapping[Layout, tuple[Matmul, ...]] = {
-        Layout.ROWS: (few_rows.GEMV, few_rows.GEMM, *_MANY_ROWS[Layout.ROWS]),
-        Layout.UNITS: (few_rows.GEMV, *_MANY_ROWS[Layout.UNITS]),
+        Layout.ROWS: (few_rows.RANK_GEMV, few_rows.GEMM, *_MANY_ROWS[Layout.ROWS]),
+        Layout.UNITS: (few_rows.RANK_GEMV, *_MANY_ROWS[Layout.UNITS]),
         Layout.GGUF: _MANY_ROWS[Layout.GGUF],
     }
     gated: Mapping[Layout, tuple[GatedMatmul, ...]] = {
-        layout: (few_rows.GATED_GEMV, few_rows.GATED_GEMM, *kernels) for layout, kernels in _MANY_ROWS_GATED.items()
+        layout: (few_rows.GATED_RANK_GEMV, few_rows.GATED_GEMM, *kernels)
+        for layout, kernels in _MANY_ROWS_GATED.items()
     }
 
 

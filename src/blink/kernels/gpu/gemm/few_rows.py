@@ -8,6 +8,7 @@ exchange what they have computed.
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -22,19 +23,20 @@ from blink.kernels.gpu.gemm.tile_configs import Output, bucket_rows
 from blink.kernels.matmul import GatedMatmul, Matmul
 from blink.plan.site import first_reason
 
-_GEMV_ROWS, _FP8_GEMV_ROWS = 2, 1  # of more, GEMMs are faster
+_GEMV_ROWS = 2  # of more, GEMMs are faster: as on one GPU, where each computes the norm too
 _GEMM_ROWS = 64  # not measured above
 
 
-def _most_gemv_rows(matrix: Matrix, rows: int) -> int:
-    is_fp8 = gemm.refuses(matrix, rows) is None and gemm.order_for(matrix, rows) is FormatId.FP8
-    return _FP8_GEMV_ROWS if is_fp8 else _GEMV_ROWS
-
-
 def _refuses_gemv(matrix: Matrix, rows: int) -> str | None:
-    most = _most_gemv_rows(matrix, rows)
-    reasons = {f"more than {most} row{'s' * (most > 1)}": rows > most, "no Hopper": not has_clusters()}
+    reasons = {f"more than {_GEMV_ROWS} rows": rows > _GEMV_ROWS, "no Hopper": not has_clusters()}
     return first_reason(reasons) or gemv.refuses(matrix, rows)
+
+
+def _refuses_rank_gemv(matrix: Matrix, rows: int) -> str | None:
+    """Refuse what the autotuner would not choose: it measures nothing for ranks."""
+    if rows > 1 and gemm.refuses(matrix, rows) is None and gemm.order_for(matrix, rows) is FormatId.FP8:
+        return "more than 1 row of FP8"
+    return _refuses_gemv(matrix, rows)
 
 
 def _describe_gemv(matrix: Matrix, rows: int) -> str:
@@ -62,3 +64,5 @@ GATED_GEMV = GatedMatmul("GEMV with SiLU", _refuses_gemv, gemv.gated, _describe_
 GATED_GEMM = GatedMatmul(
     "GEMM of few rows with SiLU", _refuses_gemm, _gate, functools.partial(_describe_gemm, Output.GATE)
 )
+RANK_GEMV = replace(GEMV, refuses=_refuses_rank_gemv)
+GATED_RANK_GEMV = replace(GATED_GEMV, refuses=_refuses_rank_gemv)
