@@ -80,7 +80,8 @@ def decode_for(seconds: float, client: EngineClient, prompt: np.ndarray, variant
             client.submit(prompt, params, seed=0, origin=KvOrigin(variant=each)): [] for each in variants
         }
         while any(len(each) < _TOKENS for each in times.values()):
-            client.tick()
+            if lost := client.tick():
+                raise SystemExit(lost)
             for one in client.drain():
                 if one["kind"] == CqeKind.TOKEN:
                     times[int(one["sequence"])].append(int(one["time_ns"]))

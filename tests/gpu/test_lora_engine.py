@@ -118,10 +118,10 @@ def decode_alone(client: EngineClient, variants: list[ModelVariant]) -> list[lis
 
 
 # In 16 bits, a row's bits depend on whether another one of its step has an adapter.
-@pytest.mark.parametrize(("dtype", "decode"), [("float32", decode), ("bfloat16", decode_alone)])
+@pytest.mark.parametrize(("dtype", "run"), [("float32", decode), ("bfloat16", decode_alone)])
 @pytest.mark.parametrize("num_adapters", [2, 5])
 def test_adapters_serve_while_the_host_process_is_stopped(
-    num_adapters: int, dtype: str, decode: Callable[..., list[list[int]]], tmp_path: Path
+    num_adapters: int, dtype: str, run: Callable[..., list[list[int]]], tmp_path: Path
 ) -> None:
     sizes: dict[str, Any] = CONFIG
     hidden, kv_size = sizes["hidden_size"], sizes["num_key_value_heads"] * sizes["head_dim"]
@@ -138,9 +138,9 @@ def test_adapters_serve_while_the_host_process_is_stopped(
         client = connect(region, process)
         held = [ask_load(region, str(path)) for path in paths]
         variants = [BASE_MODEL, *(each.variant for each in held)]
-        before = decode(client, variants)
+        before = run(client, variants)
         assert len({tuple(tokens) for tokens in before}) == 1 + num_adapters
         with stopped(process):  # beyond two, the scheduler has adapters copied to the GPU again each time
             for _ in range(3):
-                assert decode(client, variants) == before
+                assert run(client, variants) == before
         client.close()
