@@ -133,13 +133,16 @@ class Case:
     @property
     def step_bytes(self) -> int:
         matrices = [m for layer in self.model.layers for m in (layer.qkv, layer.output, *mlp_weights(layer))]
-        return sum(math.prod(m.shape) for m in [*matrices, self.model.lm_head]) * 2 + self.kv_bytes * len(
-            self.model.layers
-        )
+        return sum(map(count_bytes, [*matrices, self.model.lm_head])) + self.kv_bytes * len(self.model.layers)
 
     @property
     def kv_bytes(self) -> int:
         return self.rows * self.context * attention_of(self.model.spec).kv_size * 2 * 2
+
+
+def count_bytes(weight: Weight) -> int:
+    """Return the bytes of a weight in 16 bits."""
+    return math.prod(weight.shape) * 2
 
 
 def mlp_weights(layer: LayerWeights) -> tuple[Weight, Weight]:
@@ -252,7 +255,7 @@ def gemm_parts(case: Case) -> Iterator[Part]:
         def chain(product: Product) -> Run:
             return each_layer(case, lambda layer, _: product(weight(layer)))
 
-        num_bytes = math.prod(weight(model.layers[0]).shape) * 2
+        num_bytes = count_bytes(weight(model.layers[0]))
         return name, num_bytes, chain(before), chain(few if rows <= gpu_device.MAX_GEMV_ROWS else many)
 
     yield part(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import torch
 import triton
+from median import median_us
 
 from blink.formats.gguf import GgufRows
 from blink.formats.gguf_experts import GgufExperts, pack_experts
@@ -65,7 +66,7 @@ def time_tiling(
         )  # fmt: skip
 
     try:
-        return 1000 * float(triton.testing.do_bench_cudagraph(call, rep=5, return_mode="median"))  # pyright: ignore[reportArgumentType]
+        return median_us(call, rep=5)
     except triton.runtime.errors.OutOfResources:
         return float("inf")
 

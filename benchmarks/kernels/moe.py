@@ -6,7 +6,7 @@ or the arithmetic at 790 TFLOP/s.
 from __future__ import annotations
 
 import torch
-import triton
+from median import median_us
 
 from blink.kernels.cpu.moe import route
 from blink.kernels.gpu.moe.grouped import moe
@@ -31,7 +31,7 @@ def main() -> None:
         num_used = route(logits, top_k=_TOP_K, renormalize=True)[1].unique().numel()
         memory = num_used * (gate_up[0].nbytes + down[0].nbytes) / _BYTES_PER_US
         arithmetic = 6 * num_tokens * _TOP_K * _HIDDEN * _SIZE / _FLOPS_PER_US
-        median = 1000 * float(triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median"))  # pyright: ignore[reportArgumentType]
+        median = median_us(call)
         print(f"{num_tokens:6} {median:8.2f} {max(memory, arithmetic):8.2f}")
 
 

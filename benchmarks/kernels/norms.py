@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import torch
-import triton
+from median import median_us
 
 from blink.kernels.gpu.activation import activate
 from blink.kernels.gpu.rms_norm import rms_norm
@@ -25,7 +25,7 @@ def main() -> None:
             ("activate", lambda gate_up=gate_up: activate(gate_up), gate_up.nbytes * 3 // 2),
         )
         for name, call, num_bytes in cases:
-            median = 1000 * float(triton.testing.do_bench_cudagraph(call, rep=10, return_mode="median"))  # pyright: ignore[reportArgumentType]
+            median = median_us(call)
             print(f"{name:10} {num_tokens:6} {median:8.2f} {num_bytes / _BYTES_PER_US:8.2f}")
 
 
